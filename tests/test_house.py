@@ -27,6 +27,7 @@ MIND = frozenset(
         "leyline.batch",
         "leyline.policy",
         "leyline.scheduler",
+        "leyline.splice",
         "leyline.session",
         "leyline.events",
         "leyline.cache.ledger",
@@ -36,6 +37,19 @@ MIND = frozenset(
 )
 # Everything that computes.
 MUSCLE = ("leyline.kernels", "leyline.model", "leyline.cache.latent", "leyline.executor")
+# Everything that neither decides nor computes: it lets callers in, words through and errors out.
+DOORS = (
+    "leyline.errors",
+    "leyline.config",
+    "leyline.cli",
+    "leyline.engine",
+    "leyline.trimming",
+    "leyline.server",
+    "leyline.tokenizer",
+    "leyline.template",
+    "leyline.embedded",
+    "leyline.llama_as_mla",
+)
 TENSOR_LIBRARIES = ("torch", "triton")
 # Oracles stay in tests; a pickle runs whatever its author wrote.
 BANNED = ("transformers", "pickle", "cPickle", "dill", "cloudpickle", "joblib")
@@ -123,6 +137,14 @@ def mind_offences(sources: Sources) -> Iterator[str]:
         for target, importer in closure(name, sources).items():
             if is_within(target, forbidden) or target == "leyline":
                 yield f"{name} is mind but reaches {target} (imported by {importer})"
+
+
+def placing_offences(sources: Sources) -> Iterator[str]:
+    """Every module is mind, muscle or door: one that nobody placed would escape the other rules."""
+    for name in sorted(sources.keys() - MIND):
+        rooms = (*MUSCLE, *DOORS)
+        if not is_within(name, rooms) and not is_package(name, sources):
+            yield f"{name} is in no room: name it in MIND (and pyproject.toml), MUSCLE or DOORS"
 
 
 def direction_offences(sources: Sources) -> Iterator[str]:
@@ -242,6 +264,7 @@ def read_repository() -> dict[str, str]:
 @pytest.mark.parametrize(
     "rule",
     [
+        placing_offences,
         mind_offences,
         direction_offences,
         environment_offences,
@@ -317,6 +340,12 @@ def test_a_mind_that_keeps_to_itself_is_not():
         executor="import torch\nfrom leyline.context import Context",
     )
     assert list(mind_offences(clean)) == []
+
+
+def test_a_module_in_no_room_is_caught():
+    placed = package(context="", cache="", cache__ledger="", model="", model__rope="", cli="")
+    assert list(placing_offences(placed)) == []
+    assert len(list(placing_offences(placed | package(utils="", cache__pool="")))) == 2
 
 
 @pytest.mark.parametrize(
