@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tqdm import tqdm
 
@@ -101,7 +102,7 @@ def ensure_embedded(
         with FileLock(folder.with_suffix(".lock")):
             if not _is_complete(folder):
                 _make(home, folder, dtype, progress)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk looks like
         raise ModelError(
             f"The embedded model could not be written under {str(home)!r}: {error}. "
             "Set LEYLINE_HOME to a folder with 1 GB of free space."
