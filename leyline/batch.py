@@ -1,0 +1,152 @@
+"""The one frozen value in which mind and muscle meet.
+
+The scheduler plans a `Batch`, the executor turns it into tensors and answers with a `StepOutput`,
+and the scheduler commits that and says what came of it as `Event`s. A batch holds plain integers
+and numpy arrays only, so it can be printed, compared, recorded and replayed without a tensor
+library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from leyline.directive import Receipt
+
+Slots = npt.NDArray[np.int64]
+EndReason = Literal["stop", "length", "edited"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next tokens of one request are chosen, and when to stop.
+
+    Attributes:
+        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        top_p: Smallest set of most likely tokens whose probability reaches it; 1 keeps all.
+        top_k: Number of most likely tokens kept; 0 keeps all.
+        seed: Makes a request reproducible; None lets the engine draw one.
+        max_tokens: Tokens to generate at most; None means up to the end of the window.
+        stop: Strings that end the reply; none of them appears in it.
+        ignore_eos: Go on past the model's own end-of-turn tokens (for measuring).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extend:
+    """Compute the rows of `tokens` at positions `[start, start + len(tokens))`.
+
+    Attributes:
+        sequence_id: Whose op it is.
+        start: Position of the first token.
+        tokens: Token ids [T].
+        table: Slots of positions `[0, start + T)` in order [start + T]; the last T of them are
+            written, the others only read.
+        sample: Whether the last row's logits choose a token.
+        sampling: The request's sampling parameters, with a concrete seed, if it samples.
+        step: How many tokens the request has sampled before: the index into its random numbers.
+    """
+
+    sequence_id: int
+    start: int
+    tokens: tuple[int, ...]
+    table: Slots
+    sample: bool = False
+    sampling: SamplingParams | None = None
+    step: int = 0
+
+    @property
+    def end(self) -> int:
+        """One past the last position this op computes."""
+        return self.start + len(self.tokens)
+
+    @property
+    def written_slots(self) -> Slots:
+        """The slots this op writes [T]."""
+        return self.table[self.start :]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """Carry rows to another position and turn their rope band by the difference.
+
+    Attributes:
+        sequence_id: Whose op it is.
+        src_slots: Where the rows are [M].
+        dst_slots: Where they go [M]; equal to `src_slots` row by row where they stay in place.
+        delta: New position minus old position of each row [M].
+    """
+
+    sequence_id: int
+    src_slots: Slots
+    dst_slots: Slots
+    delta: Slots
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows moved, M."""
+        return len(self.src_slots)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """At most one op a sequence; all moves run before all extends."""
+
+    moves: tuple[Move, ...] = ()
+    extends: tuple[Extend, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this batch: what the token budget limits."""
+        return sum(len(op.tokens) for op in self.extends)
+
+    def __bool__(self) -> bool:
+        return bool(self.moves or self.extends)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the executor hands back: the sampled token of each extend that asked for one."""
+
+    tokens: dict[int, int] = field(default_factory=lambda: {})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sequence sampled a token."""
+
+    sequence_id: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """An edit committed: what each of its directives did, and the context length around it."""
+
+    sequence_id: int
+    request_id: int
+    receipts: tuple[Receipt, ...]
+    length_before: int
+    length_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence has nothing left to do: it met a stop token, its length limit, or its edits."""
+
+    sequence_id: int
+    reason: EndReason
+
+
+Event = Sampled | Edited | Ended

@@ -1,0 +1,160 @@
+"""The prefix cache: the radix tree and the ledger under one roof.
+
+Publishing a context files its rows in the tree, which becomes one of their owners. Acquiring one
+makes the caller an owner of the rows that are there. Reclaiming evicts leaves until enough slots
+are free. Nobody else pairs the tree with the ledger.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from leyline.batch import Slots
+from leyline.cache.ledger import Ledger
+from leyline.cache.radix import Node, RadixTree
+from leyline.context import Context
+
+EvictionKey = Callable[[Node], Any]
+
+
+class PrefixCache:
+    """Rows of contexts that nobody runs at the moment, kept for those who will.
+
+    Args:
+        ledger: Counts the owners of the slots.
+        evict: Sort key of a leaf; the smallest goes first.
+    """
+
+    def __init__(self, ledger: Ledger, evict: EvictionKey) -> None:
+        self.ledger = ledger
+        self.tree = RadixTree()
+        self.evict = evict
+        self.clock = 0
+
+    def resident(self, context: Context) -> int:
+        """How many leading rows of the context are in the tree; changes nothing."""
+        return len(self.tree.match(context))
+
+    def acquire(self, context: Context, limit: int | None = None) -> Slots:
+        """Slots of the longest resident prefix, at most `limit`, with the caller as an owner."""
+        slots = self.tree.match(context, self._tick())[:limit]
+        self.ledger.retain(slots)
+        return slots
+
+    def publish(self, context: Context, slots: Slots) -> None:
+        """File the rows of a context; the caller stays an owner of `slots` and releases them."""
+        self.ledger.retain(self.tree.insert(context, slots, self._tick()))
+
+    def reclaim(self, num_free: int) -> int:
+        """Evict leaves until `num_free` slots are free or nothing more can go.
+
+        A leaf is cut from its end, only as far as needed and as far as the tree alone owns it.
+
+        Returns:
+            Slots freed; a row that has a second place in the tree does not count.
+        """
+        wanted = num_free - self.ledger.num_free
+        if wanted <= 0:
+            return 0
+        owned = self._tree_counts()
+        heap = [
+            (self.evict(node), id(node), node) for node in self.tree.nodes() if not node.children
+        ]
+        heapq.heapify(heap)
+        freed = 0
+        while heap and freed < wanted:
+            node = heapq.heappop(heap)[2]
+            parent, length = node.parent, len(node.tokens)
+            freed += self._shorten(node, wanted - freed, owned)
+            # A row with a second place in the tree frees nothing yet: the leaf may go on giving.
+            again = node if node.parent is not None and len(node.tokens) < length else parent
+            if again is not None and _is_leaf(again):
+                heapq.heappush(heap, (self.evict(again), id(again), again))
+        return freed
+
+    def evictable(self) -> int:
+        """Slots whose every owner is a tree node, below which nothing is held by anybody else."""
+        owned = self._tree_counts()
+        idle = owned == self.ledger.counts
+        held: set[int] = set()
+        free: list[Slots] = []
+        for node in reversed(list(self.tree.nodes())):
+            mine = idle[node.slots]
+            keep = 0 if mine.all() else int(np.flatnonzero(~mine)[-1]) + 1
+            if id(node) in held:
+                keep = len(node.tokens)
+            if keep and node.parent is not None:
+                held.add(id(node.parent))
+            free.append(node.slots[keep:])
+        return len(np.unique(np.concatenate(free))) if free else 0
+
+    def exclusive(self, context: Context, others: Iterable[Context], owners: int) -> int:
+        """From which position on only one branch of the tree, and its own user, hold the rows.
+
+        Args:
+            context: The branch, as it was published.
+            others: Contexts that must keep their rows.
+            owners: Owners beside the tree that the branch's own user accounts for.
+
+        Returns:
+            The smallest `p` such that the branch could be given up behind `p`.
+        """
+        branch = self.tree.path(context)
+        bound = max((context.common_prefix(other) for other in others), default=0)
+        below: Node | None = None
+        for node, length in reversed(branch):
+            children = [child for child in node.children.values() if child is not below]
+            counts = self.ledger.counts[node.slots[:length]]
+            foreign = np.flatnonzero(counts != 1 + owners)
+            if children or length < len(node.tokens):
+                return max(bound, node.start + length)
+            if len(foreign):
+                return max(bound, node.start + int(foreign[-1]) + 1)
+            below = node
+        return bound
+
+    def give_up(self, context: Context, start: int) -> None:
+        """Take a branch out of the tree from position `start` on, as `exclusive` allowed."""
+        for node, length in reversed(self.tree.path(context)):
+            if node.start + length <= start:
+                return
+            self.ledger.release(self.tree.truncate(node, max(0, start - node.start)))
+
+    def clear(self) -> None:
+        """Forget every row that nobody else owns a share of."""
+        for node in reversed(list(self.tree.nodes())):
+            self.ledger.release(node.slots)
+        self.tree = RadixTree()
+
+    def _shorten(self, node: Node, wanted: int, owned: npt.NDArray[np.int32]) -> int:
+        """Cut a leaf from its end by up to `wanted` freed slots."""
+        idle = owned[node.slots] == self.ledger.counts[node.slots]
+        held = np.flatnonzero(~idle)
+        keep = max(int(held[-1]) + 1 if len(held) else 0, len(node.tokens) - wanted)
+        if keep == len(node.tokens):
+            return 0
+        dropped = self.tree.truncate(node, keep)
+        np.subtract.at(owned, dropped, 1)
+        return len(self.ledger.release(dropped))
+
+    def _tree_counts(self) -> npt.NDArray[np.int32]:
+        """How many tree nodes own each slot."""
+        owned = np.zeros(self.ledger.num_slots, dtype=np.int32)
+        for node in self.tree.nodes():
+            np.add.at(owned, node.slots, 1)
+        return owned
+
+    def _tick(self) -> int:
+        """The next logical time."""
+        self.clock += 1
+        return self.clock
+
+
+def _is_leaf(node: Node) -> bool:
+    """Whether a node is in the tree and nothing hangs below it."""
+    return node.parent is not None and not node.children

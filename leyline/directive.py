@@ -1,0 +1,295 @@
+"""Edits of a context, as pure functions.
+
+A `Directive` says what an edit means: tokens `[start, end)` become `replacement`. `apply` compiles
+a set of them to an `Edit`: the context afterwards and where each of its rows comes from. Nothing
+here computes a row.
+
+A set means its directives one by one **from right to left**, so that every one is in the
+coordinates of the context before the set, and every replacement sees the original text to its
+left. AMORTIZE keeps the tail as a graft. FORGET is the same splice with the tail made part of the
+replacement, so that nothing is kept behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import reduce
+from itertools import pairwise
+
+from leyline.context import Context, Piece, Tokens, canonical
+from leyline.coverage import Coverage
+from leyline.errors import DirectiveError
+
+MAX_DIRECTIVES = 1024
+
+
+class Mode(str, Enum):
+    """What happens to the rows behind an edit."""
+
+    AMORTIZE = "amortize"
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """Replace tokens `[start, end)` of a context.
+
+    Attributes:
+        start: Position of the first token removed.
+        end: One past the last; equal to `start` for a pure insertion.
+        replacement: Token ids put in their place, possibly none.
+        mode: AMORTIZE keeps the rows behind the edit, FORGET computes them anew.
+    """
+
+    start: int
+    end: int
+    replacement: Tokens = ()
+    mode: Mode = Mode.AMORTIZE
+
+    @property
+    def delta(self) -> int:
+        """By how much the tail's positions change."""
+        return len(self.replacement) - (self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows that are kept: `length` of them, from position `src` before to `dst` after."""
+
+    src: int
+    dst: int
+    length: int
+
+    @property
+    def delta(self) -> int:
+        """Positions by which the rows' rope band turns."""
+        return self.dst - self.src
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Rows that are new: `tokens` computed at position `start` behind the first `start` tokens of
+    the context *before* the edit, and standing at `dst` afterwards.
+    """
+
+    start: int
+    dst: int
+    tokens: Tokens
+
+    @property
+    def end(self) -> int:
+        """One past the last position after the edit."""
+        return self.dst + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A compiled edit.
+
+    Attributes:
+        before: The context that is edited.
+        after: The context it becomes.
+        kept: Runs of rows carried over, in order of position.
+        inserts: Rows computed before the edit commits, in order of position. Positions of
+            `after` that are in neither are an ordinary gap, closed after the commit.
+    """
+
+    before: Context
+    after: Context
+    kept: tuple[Run, ...]
+    inserts: tuple[Insert, ...]
+
+    @property
+    def head(self) -> int:
+        """Rows kept in front of the first change."""
+        return next((run.length for run in self.kept if run.src == run.dst == 0), 0)
+
+    def available(self) -> Coverage:
+        """Positions of `after` that have a row once the edit commits."""
+        kept = ((run.dst, run.dst + run.length) for run in self.kept)
+        return Coverage.of([*kept, *((new.dst, new.end) for new in self.inserts)])
+
+    def lose(self, resident: int) -> Edit:
+        """The same edit when only the first `resident` rows of `before` exist.
+
+        The longest run that can be had is kept; from the first hole on, everything is labelled
+        exact and left to be computed after the commit.
+        """
+        kept = tuple(_clip(self.kept, src_end=resident))
+        inserts = tuple(new for new in self.inserts if new.start <= resident)
+        hole = Edit(self.before, self.after, kept, inserts).available().reach
+        edit = Edit(
+            self.before,
+            self.after.exact_from(hole),
+            tuple(_clip(kept, dst_end=hole)),
+            tuple(new for new in inserts if new.dst < hole),
+        )
+        return edit if any(run.src for run in edit.kept) else edit.exact()
+
+    def exact(self) -> Edit:
+        """The same text with nothing kept behind the first change: an honest re-prefill."""
+        kept = _runs((0, 0, self.head))
+        return Edit(self.before, self.after.exact_from(self.head), kept, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one directive did.
+
+    Attributes:
+        start: First token removed, in the coordinates before the set.
+        end: One past the last token removed.
+        mode: The mode asked for.
+        mode_done: The mode carried out; `reason` says why where it differs.
+        removed: Tokens taken out.
+        inserted: Tokens put in.
+        kept: Rows behind the edit, up to the next one, that were not computed again.
+        recomputed: Rows behind the edit, up to the next one, that were or will be computed again.
+        moved_in_place: Kept rows that stayed in their slots.
+        copied: Kept rows that went to new slots.
+        freed: Slots of the removed span that became free.
+        delta: Positions by which the kept rows moved.
+        reason: Why less was kept than asked, or None.
+    """
+
+    start: int
+    end: int
+    mode: Mode
+    mode_done: Mode
+    removed: int
+    inserted: int
+    kept: int
+    recomputed: int
+    moved_in_place: int
+    copied: int
+    freed: int
+    delta: int
+    reason: str | None = None
+
+
+def checked(
+    directives: Iterable[Directive], length: int, *, vocab_size: int, protect_first: int = 0
+) -> tuple[Directive, ...]:
+    """The set in order of position, or a `DirectiveError` that says what is wrong with it.
+
+    Args:
+        directives: Any number up to `MAX_DIRECTIVES`; spans may touch but not overlap.
+        length: Tokens in the context.
+        vocab_size: Replacement ids must be below it.
+        protect_first: Tokens at the head that must not be edited (attention sinks live there).
+    """
+    ordered = sorted(directives, key=lambda directive: (directive.start, directive.end))
+    if len(ordered) > MAX_DIRECTIVES:
+        raise DirectiveError(
+            f"{len(ordered)} directives in one call; at most {MAX_DIRECTIVES} are allowed.",
+            param="directives",
+        )
+    for directive in ordered:
+        _check_one(directive, length, vocab_size, protect_first)
+    for left, right in pairwise(ordered):
+        if right.start < left.end:
+            raise DirectiveError(
+                f"Spans [{left.start}, {left.end}) and [{right.start}, {right.end}) overlap; "
+                "spans of one set may touch but not overlap.",
+                param="directives",
+            )
+    if length + sum(directive.delta for directive in ordered) < 1:
+        raise DirectiveError("The edit would leave an empty context.", param="directives")
+    return tuple(ordered)
+
+
+def apply(context: Context, directives: Sequence[Directive]) -> Edit:
+    """Compile a checked, sorted set: its directives one by one from right to left."""
+    identity = Edit(context, context, _runs((0, 0, len(context))), ())
+    return reduce(
+        lambda edit, directive: compose(edit, _apply_one(edit.after, directive)),
+        reversed(directives),
+        identity,
+    )
+
+
+def compose(first: Edit, second: Edit) -> Edit:
+    """`first`, then `second`, as one edit.
+
+    The second edit's new rows must see only what the first left alone, that is, its inserts lie
+    at or before the first changed position; a row of `first` is dropped or kept whole.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    untouched = first.after.common_prefix(first.before)
+    if any(new.start > untouched for new in second.inserts):
+        raise ValueError("the second edit's replacement would see the first edit")
+    kept = [run for outer in second.kept for run in _through(first.kept, outer)]
+    carried = [new for outer in second.kept for new in _carried(first.inserts, outer)]
+    inserts = sorted((*carried, *second.inserts), key=lambda new: new.dst)
+    return Edit(first.before, second.after, tuple(kept), tuple(inserts))
+
+
+def _apply_one(context: Context, directive: Directive) -> Edit:
+    """One directive: head, replacement, and the tail as grafts."""
+    start, end, new = directive.start, directive.end, directive.replacement
+    if directive.mode is Mode.FORGET:
+        new, end = new + context.tokens[end:], len(context)
+    after = canonical([*context.prefix(start).pieces, Piece(new), *context.tail(end)], context.root)
+    kept = _runs((0, 0, start), (end, start + len(new), len(context) - end))
+    return Edit(context, after, kept, (Insert(start, start, new),) if new else ())
+
+
+def _check_one(directive: Directive, length: int, vocab_size: int, protect_first: int) -> None:
+    """Refuse a span outside the context, a protected head, or ids outside the vocabulary."""
+    start, end = directive.start, directive.end
+    if not 0 <= start <= end <= length:
+        raise DirectiveError(
+            f"The span [{start}, {end}) does not fit: it must satisfy 0 <= start <= end <= "
+            f"{length}, the length of the context.",
+            param="directives",
+        )
+    if start < protect_first:
+        raise DirectiveError(
+            f"The span [{start}, {end}) touches the first {protect_first} token(s), which are "
+            "protected because attention sinks live there; start later.",
+            param="directives",
+        )
+    if any(not 0 <= token < vocab_size for token in directive.replacement):
+        raise DirectiveError(
+            f"Replacement token ids must be at least 0 and below {vocab_size}.",
+            param="directives",
+        )
+
+
+def _runs(*runs: tuple[int, int, int]) -> tuple[Run, ...]:
+    """Runs from `(src, dst, length)` triples, without the empty ones."""
+    return tuple(Run(*run) for run in runs if run[2] > 0)
+
+
+def _clip(
+    runs: Iterable[Run], *, src_end: int | None = None, dst_end: int | None = None
+) -> Iterator[Run]:
+    """The parts of the runs below a source and a destination position."""
+    for run in runs:
+        length = run.length
+        if src_end is not None:
+            length = min(length, src_end - run.src)
+        if dst_end is not None:
+            length = min(length, dst_end - run.dst)
+        yield from _runs((run.src, run.dst, length))
+
+
+def _through(runs: Iterable[Run], outer: Run) -> Iterator[Run]:
+    """The parts of `runs` that `outer` carries on, end to end."""
+    for run in runs:
+        start = max(run.dst, outer.src)
+        end = min(run.dst + run.length, outer.src + outer.length)
+        yield from _runs((start - run.delta, start + outer.delta, end - start))
+
+
+def _carried(inserts: Iterable[Insert], outer: Run) -> Iterator[Insert]:
+    """The inserts that `outer` carries on; one that it cuts in two cannot be composed."""
+    for new in inserts:
+        if outer.src <= new.dst and new.end <= outer.src + outer.length:
+            yield replace(new, dst=new.dst + outer.delta)
+        elif new.dst < outer.src + outer.length and outer.src < new.end:
+            raise ValueError("the second edit cuts a replacement of the first in two")

@@ -1,0 +1,179 @@
+"""A unit of work: what it is, what it has, what it misses.
+
+A `View` is a context and where its rows are. A sequence works on one view; while an edit waits to
+commit it carries a second one, the `Splice`, whose rows are the old ones that are kept and the
+new ones that are computed into private slots. The old view stays whole until the `Move` commits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from leyline.batch import SamplingParams, Slots
+from leyline.cache.ledger import NO_SLOTS
+from leyline.context import Context, Tokens
+from leyline.coverage import Coverage
+from leyline.directive import Directive, Edit, Insert
+
+
+@dataclass(slots=True)
+class View:
+    """A context, the positions whose rows exist, and the slots they are in.
+
+    Attributes:
+        context: The pieces as of admission or the last edit.
+        appended: Tokens sampled since; exact, behind the context.
+        coverage: Positions with a row.
+        table: Slot of every position [>= length]; meaningful where covered.
+    """
+
+    context: Context
+    appended: list[int] = field(default_factory=lambda: [])
+    coverage: Coverage = field(default_factory=Coverage)
+    table: Slots = field(default_factory=lambda: NO_SLOTS)
+
+    def __len__(self) -> int:
+        return len(self.context) + len(self.appended)
+
+    def whole(self) -> Context:
+        """The context with everything sampled since."""
+        return self.context.append(self.appended) if self.appended else self.context
+
+    def tokens(self, start: int, end: int) -> Tokens:
+        """Token ids of positions `[start, end)`."""
+        base = len(self.context)
+        fixed = self.context.tokens[start:end] if start < base else ()
+        return (*fixed, *self.appended[max(0, start - base) : max(0, end - base)])
+
+    @property
+    def missing(self) -> int:
+        """Positions without a row."""
+        return self.coverage.missing(len(self))
+
+    def owned(self) -> Slots:
+        """Slots of the covered positions."""
+        runs = [self.table[start:end] for start, end in self.coverage]
+        return np.concatenate(runs) if runs else NO_SLOTS
+
+    def place(self, start: int, slots: Slots) -> None:
+        """Note that positions from `start` on stand in these slots; covers nothing yet."""
+        end = start + len(slots)
+        if end > len(self.table):
+            self.table = np.concatenate((self.table[:start], slots))
+        else:
+            self.table[start:end] = slots
+
+
+@dataclass(slots=True)
+class Splice:
+    """An edit on its way to its commit.
+
+    Attributes:
+        request_id: Who asked.
+        directives: What was asked, checked and sorted.
+        edit: What it means for the rows that exist.
+        view: The context afterwards; kept rows in the slots of the old view, inserts in private
+            ones.
+        private: The private slots, owned by the sequence beside its old view.
+        reason: Why less is kept than asked, or None.
+    """
+
+    request_id: int
+    directives: tuple[Directive, ...]
+    edit: Edit
+    view: View
+    private: Slots = field(default_factory=lambda: NO_SLOTS)
+    reason: str | None = None
+
+    def next_insert(self) -> Insert | None:
+        """The first insert that still misses rows."""
+        covered = self.view.coverage
+        return next((i for i in self.edit.inserts if not covered.covers(i.dst, i.end)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class EditRequest:
+    """A checked set of directives waiting for its sequence's next step."""
+
+    request_id: int
+    directives: tuple[Directive, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request, or the edit of one idle session.
+
+    Attributes:
+        sequence_id: Unique and increasing: also the order of arrival.
+        view: What it works on.
+        sampling: How tokens are chosen; None for a sequence that samples nothing.
+        max_tokens: Tokens to sample at most.
+        stop_ids: Tokens that end it.
+        computed: Leading positions that had rows when the context was last used; rows missing
+            below it were evicted, rows missing above it never existed.
+        generated: Tokens sampled so far, edits or not.
+        edits: Edits that wait for the next step, first come first served.
+        splice: The edit that is under way.
+        cached: Rows found at first admission, and
+        spliced: how many of those are grafted; None before it.
+        prompt_len: Context length at first admission.
+        degraded: Whether a graft was lost and had to be computed from the edited tokens.
+        running: Whether it owns slots and is planned.
+    """
+
+    sequence_id: int
+    view: View
+    sampling: SamplingParams | None = None
+    max_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    computed: int = 0
+    generated: list[int] = field(default_factory=lambda: [])
+    edits: deque[EditRequest] = field(default_factory=lambda: deque[EditRequest]())
+    splice: Splice | None = None
+    cached: int | None = None
+    spliced: int = 0
+    prompt_len: int = 0
+    degraded: bool = False
+    running: bool = False
+
+    @property
+    def samples(self) -> bool:
+        """Whether it generates tokens."""
+        return self.sampling is not None
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its next op is the computation of a single token."""
+        return self.view.missing == 1 and not self.edits and self.splice is None
+
+    @property
+    def grafted(self) -> bool:
+        """Whether losing its rows would change what it attends to."""
+        return self.view.context.first_graft() < len(self.view.context)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do for a sequence that samples nothing."""
+        return not self.samples and not self.edits and self.splice is None and not self.view.missing
+
+    def append(self, token: int) -> None:
+        """Add a sampled token."""
+        self.view.appended.append(token)
+        self.generated.append(token)
+
+
+def target_view(edit: Edit, old: View) -> View:
+    """The view an edit leads to, before its inserts are computed and its rows are moved."""
+    table = np.full(len(edit.after), -1, dtype=np.int64)
+    for run in edit.kept:
+        table[run.dst : run.dst + run.length] = old.table[run.src : run.src + run.length]
+    kept = Coverage.of((run.dst, run.dst + run.length) for run in edit.kept)
+    return View(edit.after, [], kept, table)
+
+
+def restarted(view: View, context: Context) -> View:
+    """A view of the same text without any row."""
+    return replace(view, context=context, appended=[], coverage=Coverage(), table=NO_SLOTS)
