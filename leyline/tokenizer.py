@@ -140,6 +140,8 @@ class Tokenizer:
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
         """Return the ids of `text`, in which the texts of special tokens count as those tokens.
 
+        Bytes that the vocabulary lacks (SmolLM2's has no U+0016, for one) leave no id behind.
+
         Args:
             text: What to encode.
             bos: Start with `bos_id`, if there is one and the text does not start with it itself.
@@ -241,10 +243,11 @@ class Tokenizer:
     @cached_property
     def _plain_bpe(self) -> BpeTokenizer:
         spec = json.loads(self._bpe.to_str())
-        # Runs of white space are ordinary text, even where a vocabulary lists them as added.
-        spec["added_tokens"] = [
-            token for token in spec["added_tokens"] if not token["content"].strip()
-        ]
+        # Runs of white space are ordinary text, even where a vocabulary lists them as added. They
+        # are named in the model's vocabulary too, or else they would be numbered afresh.
+        kept = [token for token in spec["added_tokens"] if not token["content"].strip()]
+        spec["model"]["vocab"].update({token["content"]: token["id"] for token in kept})
+        spec["added_tokens"] = kept
         return BpeTokenizer.from_str(json.dumps(spec))
 
 
