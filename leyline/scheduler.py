@@ -195,7 +195,7 @@ class Scheduler:
             sequence.sequence_id,
             start,
             view.tokens(start, end),
-            view.table[:end].copy(),
+            np.array(view.table[:end]),
             sample=sequence.samples and end == len(view),
             sampling=sequence.sampling,
             step=len(sequence.generated),
@@ -310,7 +310,7 @@ class Scheduler:
             self.num_degraded += 1
         sequence.view.context = context
         sequence.view.coverage = Coverage.of([(0, len(slots))])
-        sequence.view.table = slots.copy()
+        sequence.view.table = np.array(slots)
         sequence.running = True
         self.running[sequence.sequence_id] = sequence
         if sequence.cached is None:
