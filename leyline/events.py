@@ -73,7 +73,8 @@ class EditResult:
         length_before: Context length in tokens before.
         length_after: And after.
         receipts: What each directive did, in order of position.
-        elapsed_ms: From submission to commit, in milliseconds.
+        elapsed_ms: From submission to this report, in milliseconds; with an idle session that
+            includes the rows that had to be computed again.
     """
 
     request_id: int

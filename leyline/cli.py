@@ -1,0 +1,209 @@
+"""The command line: `leyline serve | chat | generate`.
+
+Every flag is a field of `EngineConfig` or `ServerConfig`, with that field's help text; nothing is
+said twice. Exit codes: 0 after a clean end, 1 if the model or the server could not start, 2 for
+wrong flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from leyline import __version__
+from leyline.batch import SamplingParams
+from leyline.config import EngineConfig
+from leyline.errors import ConfigError, InvalidRequestError, LeylineError
+from leyline.server.settings import ServerConfig
+
+DESCRIPTION = """\
+Serve a model with multi-head latent attention and edit its cached context.
+
+  leyline serve                     serve the embedded SmolLM2-135M-Instruct on port 8000
+  leyline serve --model FOLDER      serve a model folder
+  leyline chat                      talk to the model in this terminal
+  leyline generate "Once upon"      continue a text
+"""
+SAMPLING_HELP = {
+    "temperature": "Randomness; 0 always takes the most likely token.",
+    "top_p": "Keep the smallest set of tokens whose probability reaches this.",
+    "top_k": "Keep this many most likely tokens; 0 keeps all.",
+    "max_tokens": "Tokens to generate at most; the default is what the window leaves.",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return arguments.run(arguments)
+    except (ConfigError, InvalidRequestError) as error:
+        return _complain(error, 2)
+    except LeylineError as error:
+        return _complain(error, 1)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 0
+
+
+def _complain(error: LeylineError, code: int) -> int:
+    """One line on standard error."""
+    print(f"leyline: {' '.join(error.message.split())}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="leyline",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"leyline {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = _command(commands, "serve", "serve the model over HTTP", _serve)
+    _add_flags(serve, ServerConfig)
+    chat = _command(commands, "chat", "talk to the model in this terminal", _chat)
+    _add_sampling(chat)
+    generate = _command(commands, "generate", "continue a text", _generate)
+    generate.add_argument("prompt", help="Text to continue; - reads it from standard input.")
+    _add_sampling(generate)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, summary: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """A subcommand with the engine's flags."""
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    _add_flags(command, EngineConfig)
+    return command
+
+
+def _add_flags(parser: argparse.ArgumentParser, config: type) -> None:
+    """One flag a field of a config dataclass."""
+    hints = typing.get_type_hints(config)
+    for entry in fields(config):
+        _add_flag(parser, entry, hints[entry.name])
+
+
+def _add_flag(parser: argparse.ArgumentParser, entry: Field[Any], hint: Any) -> None:
+    """A flag that leaves nothing behind unless it is given, so that defaults stay in one place."""
+    default = None if entry.default is MISSING else entry.default
+    help_text = entry.metadata["help"].replace("%", "%%")
+    if default is not None and default != "":
+        help_text += f" (default: {default})"
+    options: dict[str, Any] = {"help": help_text, "default": argparse.SUPPRESS}
+    if hint is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["type"] = _plain_type(hint)
+        options["metavar"] = _plain_type(hint).__name__.upper()
+        if entry.metadata.get("choices"):
+            options |= {"choices": entry.metadata["choices"], "metavar": None}
+    parser.add_argument(f"--{entry.name.replace('_', '-')}", **options)
+
+
+def _plain_type(hint: Any) -> type:
+    """`int` for `int | None`, and so on."""
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The sampling flags of the commands that answer in the terminal."""
+    hints = typing.get_type_hints(SamplingParams)
+    for name, help_text in SAMPLING_HELP.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_plain_type(hints[name]),
+            metavar=_plain_type(hints[name]).__name__.upper(),
+            help=help_text,
+            default=argparse.SUPPRESS,
+        )
+
+
+def _config(kind: type, arguments: argparse.Namespace) -> Any:
+    """A config from those of its flags that were given."""
+    given = vars(arguments)
+    return kind(**{entry.name: given[entry.name] for entry in fields(kind) if entry.name in given})
+
+
+def _sampling(arguments: argparse.Namespace) -> SamplingParams:
+    """Sampling parameters from those flags that were given."""
+    given = vars(arguments)
+    return SamplingParams(**{name: given[name] for name in SAMPLING_HELP if name in given})
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    config = _config(ServerConfig, arguments)
+    from leyline.engine import Engine
+    from leyline.server import serve
+
+    with Engine(_config(EngineConfig, arguments)) as engine:
+        serve(engine, config, on_ready=_ready)
+    return 0
+
+
+def _ready(url: str) -> None:
+    """Say where the server is and what to try."""
+    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    print(
+        f"\nLeyline is ready at {url}\nTry:\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n",
+        flush=True,
+    )
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    params = _sampling(arguments)
+    from leyline.engine import Engine
+
+    with Engine(_config(EngineConfig, arguments)) as engine:
+        conversation = engine.session()
+        print(f"{engine.model_name}: end with Ctrl-D.")
+        while (content := _ask()) is not None:
+            if content.strip():
+                _show(conversation.stream(content, params))
+    return 0
+
+
+def _ask() -> str | None:
+    """What the user types; None at the end."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return None
+
+
+def _show(pieces: typing.Iterable[str]) -> None:
+    """Print an answer as it comes; one that fails does not end the chat."""
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print()
+    except LeylineError as error:
+        _complain(error, 0)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    params = _sampling(arguments)
+    from leyline.engine import Engine
+
+    with Engine(_config(EngineConfig, arguments)) as engine:
+        print(engine.generate(prompt, params).text)
+    return 0

@@ -1,0 +1,78 @@
+"""What can be set about an engine; the command line derives its flags from these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from leyline.errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float32")
+ROPE_DTYPES = ("float32", "bfloat16")
+
+
+def option(default: Any, help_text: str, *, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field with the one help text that documentation and command line share."""
+    return field(default=default, metadata={"help": help_text, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The options of an `Engine`.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    model: str = option("", "Folder of the model; empty serves the embedded SmolLM2-135M-Instruct.")
+    dtype: str = option(
+        "auto", "Dtype of weights and latents; auto takes the model's.", choices=DTYPES
+    )
+    device: str = option("auto", "Where to run, such as cpu or cuda:0; auto takes a GPU if any.")
+    max_model_len: int | None = option(
+        None, "Tokens a context holds at most; the default is what the model was trained for."
+    )
+    kv_cache_tokens: int | None = option(
+        None, "Tokens the cache holds; the default takes a quarter of the free memory at most."
+    )
+    kv_rope_dtype: str = option(
+        "float32",
+        "Dtype of the cached rope band; bfloat16 saves memory, but drifts when edited often.",
+        choices=ROPE_DTYPES,
+    )
+    max_num_batched_tokens: int = option(512, "Tokens computed in one step at most.")
+    max_num_seqs: int = option(32, "Requests that run at the same time at most.")
+    max_sessions: int = option(256, "Sessions kept at most; the longest unused makes room.")
+    session_ttl_s: float = option(3600.0, "Seconds after which an unused session is forgotten.")
+    protect_first: int = option(1, "Tokens at the head of a context that no edit may touch.")
+    num_threads: int | None = option(None, "CPU threads to compute with; the default is torch's.")
+    seed: int | None = option(None, "Makes requests without a seed of their own reproducible.")
+    progress: bool = option(True, "Show progress bars while loading.")
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "kv_cache_tokens", "num_threads"):
+            if getattr(self, name) is not None:
+                self._at_least(name, 1)
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_sessions"):
+            self._at_least(name, 1)
+        self._at_least("protect_first", 0)
+        if not self.session_ttl_s > 0:
+            raise ConfigError("session_ttl_s must be above 0 seconds.", param="session_ttl_s")
+        for entry in fields(self):
+            self._one_of(entry.name, entry.metadata["choices"])
+
+    def _at_least(self, name: str, least: int) -> None:
+        """Refuse a number that is too small, or none."""
+        value = getattr(self, name)
+        if type(value) is not int or value < least:
+            raise ConfigError(
+                f"{name} is {value!r}; it must be an integer, {least} or more.", param=name
+            )
+
+    def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        """Refuse a value that is not among the choices, where there are any."""
+        value = getattr(self, name)
+        if choices and value not in choices:
+            raise ConfigError(
+                f"{name} is {value!r}; it must be one of {', '.join(choices)}.", param=name
+            )

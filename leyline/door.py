@@ -1,0 +1,90 @@
+"""What is refused before anything has changed: prompts and edits that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leyline.config import EngineConfig
+from leyline.context import Context
+from leyline.directive import Directive, checked
+from leyline.errors import ContextLengthError, InvalidRequestError
+from leyline.tokenizer import Tokenizer
+
+
+class Door:
+    """Checks requests against one engine's limits.
+
+    Args:
+        tokenizer: Turns prompts into ids.
+        num_tokens: Ids must be below it.
+        max_model_len: Tokens a context holds at most.
+        config: The engine's options.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, num_tokens: int, max_model_len: int, config: EngineConfig
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._num_tokens = num_tokens
+        self._max_model_len = max_model_len
+        self._protect_first = config.protect_first
+
+    def prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a plain prompt, with the BOS that the model wants in front of a text.
+
+        Raises:
+            InvalidRequestError: If an id is none of the vocabulary's.
+        """
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt, bos=True)
+        if any(type(token) is not int or not 0 <= token < self._num_tokens for token in prompt):
+            raise InvalidRequestError(
+                f"Token ids must be integers from 0 to {self._num_tokens - 1}.", param="prompt"
+            )
+        return list(prompt)
+
+    def room(self, context: Context) -> int:
+        """Room for an answer behind a context, in tokens; at least one.
+
+        Raises:
+            InvalidRequestError: If the context is empty.
+            ContextLengthError: If it fills the window.
+        """
+        if not len(context):
+            raise InvalidRequestError("The prompt is empty; there is nothing to answer.")
+        room = self._max_model_len - len(context)
+        if room < 1:
+            raise ContextLengthError(
+                f"The maximum context length is {self._max_model_len} tokens, and the prompt has "
+                f"{len(context)}, which leaves no room for an answer; shorten it."
+            )
+        return room
+
+    def directives(
+        self, directives: Sequence[Directive], length: int, to_come: int
+    ) -> tuple[Directive, ...]:
+        """A set in order of position, if it fits.
+
+        Args:
+            directives: The set.
+            length: Tokens of the context that it is aimed at.
+            to_come: Tokens that may still be generated behind it.
+
+        Raises:
+            DirectiveError: If the set does not fit the context.
+            ContextLengthError: If the context would outgrow the window.
+        """
+        ordered = checked(
+            directives,
+            length,
+            vocab_size=self._num_tokens,
+            protect_first=self._protect_first,
+        )
+        after = length + sum(directive.delta for directive in ordered) + to_come
+        if after > self._max_model_len:
+            raise ContextLengthError(
+                f"The edited context and what is still to be generated would have {after} tokens; "
+                f"the maximum context length is {self._max_model_len}.",
+                param="directives",
+            )
+        return ordered

@@ -1,0 +1,154 @@
+"""What an engine is made of, put together from its options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from leyline.cache.latent import LatentCache, row_bytes
+from leyline.cache.ledger import Ledger
+from leyline.cache.prefix import PrefixCache
+from leyline.config import EngineConfig
+from leyline.context import Context
+from leyline.embedded import ensure_embedded
+from leyline.errors import ConfigError, ModelError
+from leyline.executor import Executor
+from leyline.model.config import ModelConfig
+from leyline.model.transformer import Transformer
+from leyline.model.weights import load_model
+from leyline.policy import DEFAULT
+from leyline.scheduler import Scheduler
+from leyline.tokenizer import Tokenizer
+
+MEMORY_SHARE = 0.25
+DEFAULT_CONTEXTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An engine's inside.
+
+    Attributes:
+        model_name: What clients call the model.
+        tokenizer: Text to ids and back.
+        cache: The tensors.
+        executor: Runs batches.
+        scheduler: Plans and commits them.
+        num_tokens: Ids that have a text and a row in the embedding.
+        max_model_len: Tokens a context holds at most.
+    """
+
+    model_name: str
+    tokenizer: Tokenizer
+    cache: LatentCache
+    executor: Executor
+    scheduler: Scheduler
+    num_tokens: int
+    max_model_len: int
+
+
+def load(config: EngineConfig, keepers: Callable[[int], Iterable[Context]]) -> Parts:
+    """Load the model and build everything around it.
+
+    Args:
+        config: The options.
+        keepers: For a sequence, the contexts whose rows it must leave alone.
+
+    Raises:
+        ConfigError: An option does not fit the model or the machine.
+        ModelError: The model folder cannot be served.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = _device(config.device)
+    folder = model_folder(config)
+    tokenizer = Tokenizer.load(folder)
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    model = load_model(folder, dtype, device, config.progress)
+    cache = _cache(config, model, device)
+    num_tokens = min(tokenizer.vocab_size, model.config.vocab_size)
+    prefix = PrefixCache(Ledger(cache.ckv.shape[1]), DEFAULT.evict)
+    scheduler = Scheduler(
+        prefix,
+        max_batch_tokens=config.max_num_batched_tokens,
+        max_sequences=config.max_num_seqs,
+        keepers=keepers,
+    )
+    max_model_len = min(_max_len(config, model.config), prefix.ledger.num_slots)
+    executor = Executor(model, cache, num_tokens)
+    name = Path(config.model).name if config.model else folder.name
+    return Parts(name, tokenizer, cache, executor, scheduler, num_tokens, max_model_len)
+
+
+def model_folder(config: EngineConfig) -> Path:
+    """The folder that holds the model; makes the embedded one if none is named.
+
+    Raises:
+        ModelError: There is no such folder.
+    """
+    if not config.model:
+        return ensure_embedded(progress=config.progress)
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"There is no model folder {config.model!r}. Name a folder with config.json, "
+            "safetensors and tokenizer.json, or none for the embedded model.",
+            param="model",
+        )
+    return folder
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name, checked."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"The device {name!r} cannot be used: {reason}", param="device") from None
+    return device
+
+
+def _max_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Tokens a context holds at most, whatever the cache's size."""
+    trained = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > trained:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but this model was trained for {trained} "
+            "positions; choose at most that.",
+            param="max_model_len",
+        )
+    return config.max_model_len or trained
+
+
+def _cache(config: EngineConfig, model: Transformer, device: torch.device) -> LatentCache:
+    """The cache's tensors, sized by the options or by the memory there is."""
+    shape = model.config
+    rope_dtype = getattr(torch, config.kv_rope_dtype)
+    row = row_bytes(
+        shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype, rope_dtype
+    )
+    affordable = max(1, int(MEMORY_SHARE * _memory_bytes(device)) // row)
+    usual = DEFAULT_CONTEXTS * _max_len(config, shape)
+    return LatentCache(
+        shape.num_hidden_layers,
+        config.kv_cache_tokens or min(usual, affordable),
+        shape.kv_lora_rank,
+        shape.qk_rope_head_dim,
+        dtype=model.dtype,
+        rope_dtype=rope_dtype,
+        device=device,
+    )
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """Free memory of a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
