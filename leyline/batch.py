@@ -9,7 +9,7 @@ library.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -78,11 +78,11 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         )
 
 
-def _stop_strings(stop: tuple[str, ...]) -> None:
+def _stop_strings(stop: Any) -> None:
     """Refuse what is no tuple of a few non-empty strings."""
-    listed: Any = stop
-    strings = isinstance(listed, tuple) and all(isinstance(one, str) and one for one in listed)
-    if not strings or len(stop) > MAX_STOP_STRINGS:
+    strings = cast("tuple[Any, ...]", stop) if isinstance(stop, tuple) else ("",)
+    wrong = any(not isinstance(one, str) or not one for one in strings)
+    if wrong or len(strings) > MAX_STOP_STRINGS:
         raise InvalidRequestError(
             f"stop must be a tuple of at most {MAX_STOP_STRINGS} non-empty strings.", param="stop"
         )
