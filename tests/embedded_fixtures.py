@@ -41,8 +41,8 @@ def llama_oracle(source: GgufModel):
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=True,
-        attn_implementation="eager",
     )
+    config._attn_implementation = "eager"
     oracle = LlamaForCausalLM(config).eval()
     missing, unexpected = oracle.load_state_dict(_llama_weights(source, shape), strict=False)
     assert set(missing) <= {"lm_head.weight"} and not unexpected
