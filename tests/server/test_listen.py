@@ -1,0 +1,174 @@
+"""The server as a process of its own, on a real socket, with the client that most people use."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from leyline.errors import ConfigError
+from leyline.server import ServerConfig, serve
+
+from .fake_engine import FakeEngine
+
+HERE = Path(__file__).parent
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from fake_engine import FakeEngine
+from leyline.server import ServerConfig, serve
+serve(FakeEngine(gated=sys.argv[2] == "gated"), ServerConfig(port=0))
+print("stopped", flush=True)
+"""
+
+
+@contextmanager
+def served(kind: str = "free") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server's process and URL; it must end by itself if it was told to."""
+    command = [sys.executable, "-c", SCRIPT, str(HERE), kind]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE.parents[1]
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("Leyline is ready: http://127.0.0.1:"), line
+            yield process, line.split()[-1]
+        finally:
+            process.kill()
+
+
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with served() as (_, url), client_of(url) as client:
+        yield client
+
+
+def test_a_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="fake-model", messages=[{"role": "user", "content": "héé 👋"}], temperature=0
+    )
+    assert answer.choices[0].message.content == "you said: user: héé 👋\n"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_a_streamed_chat(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="fake-model",
+        messages=[{"role": "user", "content": "a\u2028b\u0085c"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "you said: user: a\u2028b\u0085c\n"
+    assert chunks[-1].usage is not None and chunks[-1].choices == []
+
+
+def test_a_completion(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="fake-model", prompt=["a", "b"])
+    assert [choice.text for choice in answer.choices] == ["you said: a", "you said: b"]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["fake-model"]
+    assert client.models.retrieve("fake-model").owned_by == "leyline"
+
+
+def test_directives_through_the_clients_own_door(client: openai.OpenAI) -> None:
+    client.chat.completions.create(
+        model="fake-model",
+        messages=[{"role": "user", "content": "remember"}],
+        extra_body={"session_id": "s1"},
+    )
+    body = {"session_id": "s1", "directives": [{"start": 0, "end": 4, "replacement": "me"}]}
+    result = client.post("/directives", body=body, cast_to=dict[str, object])
+    assert result["context_length"] == {"before": 40, "after": 38}
+    shown = client.get("/sessions/s1?tokens=true", cast_to=dict[str, object])
+    assert str(shown["text"]).startswith("me: remember")
+
+
+def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
+    assert unknown.value.code == "model_not_found" and unknown.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as invalid:
+        client.completions.create(model="fake-model", prompt="x", temperature=-1)
+    assert invalid.value.param == "temperature"
+
+
+def test_a_stream_given_up_in_the_middle_frees_its_request() -> None:
+    with served("gated") as (_, url), client_of(url) as client:
+        body = {"session_id": "s1"}
+        messages = [{"role": "user", "content": "x"}]
+        stream = client.chat.completions.create(
+            model="fake-model",
+            messages=messages,  # type: ignore[arg-type]
+            stream=True,
+            extra_body=body,
+        )
+        next(stream)
+        assert client.get("/sessions/s1", cast_to=dict[str, object])["busy"]
+        stream.close()
+        # Each look is a whole exchange with the server, so this ends as soon as it has noticed.
+        while client.get("/sessions/s1", cast_to=dict[str, object])["busy"]:
+            pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_streams_and_then_the_process(number: signal.Signals) -> None:
+    with served("gated") as (process, url), client_of(url) as client:
+        stream = client.chat.completions.create(
+            model="fake-model", messages=[{"role": "user", "content": "x"}], stream=True
+        )
+        next(stream)
+        process.send_signal(number)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        output, errors = process.communicate()
+        assert (process.returncode, output, errors) == (0, "stopped\n", "")
+
+
+def test_a_header_that_is_too_large_is_refused() -> None:
+    with served() as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nx: " + b"a" * 200_000)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 4")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_port_that_is_taken_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}") as error:
+            serve(FakeEngine(), ServerConfig(port=port))
+    assert error.value.param == "port"
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "", "a" * 70, "999.1.1.1"])
+def test_an_address_that_does_not_exist_is_a_clear_error(host: str) -> None:
+    with pytest.raises(ConfigError):
+        serve(FakeEngine(), ServerConfig(host=host, port=1))
+
+
+@pytest.mark.parametrize("fields", [{"port": -1}, {"port": 65536}, {"max_body_bytes": 0}])
+def test_options_out_of_range(fields: dict[str, int]) -> None:
+    with pytest.raises(ConfigError) as error:
+        ServerConfig(**fields)  # type: ignore[arg-type]
+    assert error.value.param in fields
