@@ -22,7 +22,7 @@ def create_app(worker: Worker, config: ServerConfig | None = None) -> FastAPI:
     to another origin without asking first.
     """
     serving = Serving(worker, config or ServerConfig())
-    app = FastAPI(title="Leyline", version=__version__)
+    app = FastAPI(title="Leyline", version=__version__, redirect_slashes=False)
     failures.install(app)
     for module in (chat, completions, models, directives):
         app.include_router(module.routes(serving))

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 # uvicorn's other HTTP parser has no limit on the size of a header.
 _PARSER = "h11"
 _MAX_HEADER_BYTES = 64 * 1024
+# How long a client that does not read may hold up the end.
+_CLOSING_SECONDS = 5
 
 
 def print_ready(url: str) -> None:
@@ -75,6 +77,7 @@ class _Server(uvicorn.Server):
                 http=_PARSER,
                 h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
                 lifespan="off",
+                timeout_graceful_shutdown=_CLOSING_SECONDS,
                 access_log=False,
                 log_config=None,
                 server_header=False,

@@ -29,6 +29,8 @@ class ServerConfig:
     max_body_bytes: int = option(16 * _MEBIBYTE, "Largest request body accepted, in bytes.")
 
     def __post_init__(self) -> None:
+        if not self.host:
+            raise ConfigError("host is empty; give an address such as 127.0.0.1.", param="host")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
         if self.max_body_bytes < 1:

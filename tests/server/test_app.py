@@ -60,7 +60,10 @@ async def test_a_model_name_with_a_slash_can_be_retrieved(connect: Connect) -> N
     assert (await client.get("/v1/models/org/name")).status == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/nowhere", "/v1", "/v1/chat", "/v1/sessions", "/V1/models"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/nowhere", "/v1", "/v1/chat", "/v1/sessions", "/V1/models", "/health/", "//health"],
+)
 async def test_unknown_routes_have_the_one_shape(connect: Connect, path: str) -> None:
     answer = await connect().get(path)
     assert answer.status == 404

@@ -161,14 +161,16 @@ def test_a_port_that_is_taken_is_a_clear_error() -> None:
     assert error.value.param == "port"
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "", "a" * 70, "999.1.1.1"])
-def test_an_address_that_does_not_exist_is_a_clear_error(host: str) -> None:
+@pytest.mark.parametrize("host", ["a" * 70, "192.0.2.1"])
+def test_an_address_that_is_not_ours_is_a_clear_error(host: str) -> None:
     with pytest.raises(ConfigError):
         serve(FakeEngine(), ServerConfig(host=host, port=1))
 
 
-@pytest.mark.parametrize("fields", [{"port": -1}, {"port": 65536}, {"max_body_bytes": 0}])
-def test_options_out_of_range(fields: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"port": -1}, {"port": 65536}, {"max_body_bytes": 0}, {"host": ""}]
+)
+def test_options_out_of_range(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as error:
         ServerConfig(**fields)  # type: ignore[arg-type]
     assert error.value.param in fields
