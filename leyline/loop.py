@@ -152,9 +152,8 @@ class EngineLoop:
         request = EditRequest(next(self._ids), self._checked(session, directives))
         job = self._job(session)
         if job is None:
-            work = Work(request.request_id, View(session.context), computed=session.computed)
-            work.edits.append(request)
-            job = self._start(Job(work, session))
+            job = self._start(Job(_edit_work(request.request_id, session), session))
+            job.work.edits.append(request)
         else:
             self.parts.scheduler.edit(job.request_id, request)
         job.waiting[request.request_id] = time.perf_counter()
@@ -295,8 +294,7 @@ class EngineLoop:
                 continue
             other = self._job(session)
             if other is None:
-                work = Work(request.request_id, View(session.context), computed=session.computed)
-                other = self._start(Job(work, session))
+                other = self._start(Job(_edit_work(request.request_id, session), session))
             other.work.edits.append(request)
             other.waiting[request.request_id] = asked
 
@@ -384,6 +382,12 @@ class EngineLoop:
             length = len(job.work.view) + sum(d.delta for d in waiting)
             to_come = max(0, job.work.max_tokens - len(job.work.generated))
         return self._door.directives(directives, length, to_come)
+
+
+def _edit_work(request_id: int, session: Session) -> Work:
+    """The sequence that edits an idle session: it samples nothing."""
+    length, computed = len(session.context), session.computed
+    return Work(request_id, View(session.context), computed=computed, owed=length - computed)
 
 
 def _internal(cause: Exception) -> LeylineError:

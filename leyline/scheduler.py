@@ -183,7 +183,7 @@ class Scheduler:
     def _fill(self, sequence: Sequence, budget: int) -> Extend | None:
         """Compute the first gap of the sequence's view, or the beginning of it."""
         view = sequence.view
-        gap = view.coverage.first_gap(len(view))
+        gap = view.coverage.first_gap(len(view) - sequence.owed)
         if gap is None:
             return None
         start, end = gap[0], min(gap[1], gap[0] + budget)
@@ -298,8 +298,9 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> None:
         """Start or resume a sequence from what the tree holds of its context."""
-        context = sequence.view.context
-        limit = len(context) - sequence.samples
+        limit = len(sequence.view.context) - sequence.samples
+        # Whoever samples computes its last row itself, so that one is never a graft.
+        context = sequence.view.context.exact_from(limit)
         slots = self.prefix.acquire(context, limit)
         if context.first_graft(len(slots)) < len(context):
             # A graft that is not there cannot be computed from the edited tokens.
@@ -403,7 +404,9 @@ class Scheduler:
         view = sequence.view
         last = len(view) - 1
         self.prefix.ledger.release(view.table[last : last + 1])
+        view.context = view.context.exact_from(last)
         view.coverage = view.coverage.prefix(last)
+        sequence.computed = last
 
 
 def _last(slots: Slots) -> int:

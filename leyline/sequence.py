@@ -114,6 +114,8 @@ class Sequence:
         stop_ids: Tokens that end it.
         computed: Leading positions that had rows when the context was last used; rows missing
             below it were evicted, rows missing above it never existed.
+        owed: Trailing positions that a sequence which samples nothing leaves to the next turn:
+            nobody had computed them before.
         generated: Tokens sampled so far, edits or not.
         edits: Edits that wait for the next step, first come first served.
         splice: The edit that is under way.
@@ -130,6 +132,7 @@ class Sequence:
     max_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
     computed: int = 0
+    owed: int = 0
     generated: list[int] = field(default_factory=lambda: [])
     edits: deque[EditRequest] = field(default_factory=lambda: deque[EditRequest]())
     splice: Splice | None = None
@@ -157,7 +160,8 @@ class Sequence:
     @property
     def idle(self) -> bool:
         """Whether nothing is left to do for a sequence that samples nothing."""
-        return not self.samples and not self.edits and self.splice is None and not self.view.missing
+        busy = self.samples or self.edits or self.splice is not None
+        return not busy and self.view.missing <= self.owed
 
     def append(self, token: int) -> None:
         """Add a sampled token."""
