@@ -24,6 +24,7 @@ from leyline.policy import DEFAULT
 from leyline.scheduler import Scheduler
 from leyline.tokenizer import Tokenizer
 
+EMBEDDED_NAME = "smollm2-135m-instruct"
 MEMORY_SHARE = 0.25
 DEFAULT_CONTEXTS = 8
 
@@ -80,7 +81,7 @@ def load(config: EngineConfig, keepers: Callable[[int], Iterable[Context]]) -> P
     )
     max_model_len = min(_max_len(config, model.config), prefix.ledger.num_slots)
     executor = Executor(model, cache, num_tokens)
-    name = Path(config.model).name if config.model else folder.name
+    name = folder.resolve().name if config.model else EMBEDDED_NAME
     return Parts(name, tokenizer, cache, executor, scheduler, num_tokens, max_model_len)
 
 
