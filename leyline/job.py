@@ -108,7 +108,7 @@ class Job:
         self.session.context = self._context(len(self.work.generated) - len(kept))
         self.session.computed = self.work.view.coverage.reach
         if self.reply is not None:
-            self.session.transcript = self.rendered + tokenizer.decode(kept, skip_special=False)
+            self.session.transcript = self.rendered + self._told(kept, tokenizer)
 
     def _kept(self) -> tuple[int, ...]:
         """The tokens that the reply consists of, its stop token included."""
@@ -117,6 +117,14 @@ class Job:
         if self.reply.stopped:
             return tuple(self.reply.token_ids[: self.reply.num_kept()])
         return tuple(self.work.generated)
+
+    def _told(self, kept: tuple[int, ...], tokenizer: Tokenizer) -> str:
+        """The reply as its client will send it back: the template adds the stop token's text, but
+        nobody was ever shown a special token in the middle.
+        """
+        length = len(kept) - (bool(kept) and kept[-1] in self.work.stop_ids)
+        end = tokenizer.decode(kept[length:], skip_special=False)
+        return tokenizer.decode(kept[:length]) + end
 
     def _context(self, num_dropped: int) -> Context:
         """The sequence's context without the last tokens, if they are still the sampled ones."""
