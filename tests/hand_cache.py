@@ -103,11 +103,8 @@ class HandCache:
         before = head.layers or self.clone(0).layers
         bands = [self.turn(band[start:], delta) for _, band in self.layers]
         head.layers = [
-            (
-                torch.cat((latent, old[start:])),
-                torch.cat((band, self.turn(old_band[start:], delta))),
-            )
-            for (latent, band), (old, old_band) in zip(before, self.layers, strict=True)
+            (torch.cat((latent, old[start:])), torch.cat((band, turned)))
+            for (latent, band), (old, _), turned in zip(before, self.layers, bands, strict=True)
         ]
         head.grafted += [True] * max(0, self.num_rows - start)
 
