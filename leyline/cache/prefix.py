@@ -53,45 +53,24 @@ class PrefixCache:
     def reclaim(self, num_free: int) -> int:
         """Evict leaves until `num_free` slots are free or nothing more can go.
 
-        A leaf is cut from its end, only as far as needed and as far as the tree alone owns it.
+        A leaf is cut from its end, only as far as needed, and as far as the tree alone owns it.
+        If that is not enough, rows that somebody holds leave the tree too where they stand below
+        rows that nobody holds: their slots stay with their owners.
 
         Returns:
             Slots freed; a row that has a second place in the tree does not count.
         """
-        wanted = num_free - self.ledger.num_free
-        if wanted <= 0:
-            return 0
-        owned = self._tree_counts()
-        heap = [
-            (self.evict(node), id(node), node) for node in self.tree.nodes() if not node.children
-        ]
-        heapq.heapify(heap)
-        freed = 0
-        while heap and freed < wanted:
-            node = heapq.heappop(heap)[2]
-            parent, length = node.parent, len(node.tokens)
-            freed += self._shorten(node, wanted - freed, owned)
-            # A row with a second place in the tree frees nothing yet: the leaf may go on giving.
-            again = node if node.parent is not None and len(node.tokens) < length else parent
-            if again is not None and _is_leaf(again):
-                heapq.heappush(heap, (self.evict(again), id(again), again))
-        return freed
+        before = self.ledger.num_free
+        for force in (False, True):
+            wanted = num_free - self.ledger.num_free
+            if wanted > 0:
+                self._evict(wanted, force)
+        return self.ledger.num_free - before
 
     def evictable(self) -> int:
-        """Slots whose every owner is a tree node, below which nothing is held by anybody else."""
+        """Slots whose every owner is a tree node: what `reclaim` can free."""
         owned = self._tree_counts()
-        idle = owned == self.ledger.counts
-        held: set[int] = set()
-        free: list[Slots] = []
-        for node in reversed(list(self.tree.nodes())):
-            mine = idle[node.slots]
-            keep = 0 if mine.all() else int(np.flatnonzero(~mine)[-1]) + 1
-            if id(node) in held:
-                keep = len(node.tokens)
-            if keep and node.parent is not None:
-                held.add(id(node.parent))
-            free.append(node.slots[keep:])
-        return len(np.unique(np.concatenate(free))) if free else 0
+        return int(np.count_nonzero((owned > 0) & (owned == self.ledger.counts)))
 
     def exclusive(self, context: Context, others: Iterable[Context], owners: int) -> int:
         """From which position on only one branch of the tree, and its own user, hold the rows.
@@ -131,16 +110,34 @@ class PrefixCache:
             self.ledger.release(node.slots)
         self.tree = RadixTree()
 
-    def _shorten(self, node: Node, wanted: int, owned: npt.NDArray[np.int32]) -> int:
-        """Cut a leaf from its end by up to `wanted` freed slots."""
-        idle = owned[node.slots] == self.ledger.counts[node.slots]
-        held = np.flatnonzero(~idle)
-        keep = max(int(held[-1]) + 1 if len(held) else 0, len(node.tokens) - wanted)
-        if keep == len(node.tokens):
+    def _evict(self, wanted: int, force: bool) -> None:
+        """Cut leaves in the order of the policy until `wanted` slots are freed."""
+        # Dropping a tree node's share never changes whether the tree alone owns a slot.
+        idle = self._tree_counts() == self.ledger.counts
+        leaves = (node for node in self.tree.nodes() if not node.children)
+        heap = [(self.evict(node), id(node), node) for node in leaves]
+        heapq.heapify(heap)
+        while heap and wanted > 0:
+            node = heapq.heappop(heap)[2]
+            parent, length = node.parent, len(node.tokens)
+            wanted -= self._shorten(node, wanted, idle, force)
+            # A row with a second place in the tree frees nothing yet: the leaf may go on giving.
+            again = node if node.parent is not None and len(node.tokens) < length else parent
+            if again is not None and _is_leaf(again):
+                heapq.heappush(heap, (self.evict(again), id(again), again))
+
+    def _shorten(self, node: Node, wanted: int, idle: npt.NDArray[np.bool_], force: bool) -> int:
+        """Cut a leaf from its end by up to `wanted` freed slots; returns how many were freed."""
+        mine = idle[node.slots]
+        if force:
+            keep = 0 if _below_idle(node, idle) else len(mine)
+        else:
+            keep = int(np.flatnonzero(~mine)[-1]) + 1 if not mine.all() else 0
+        if mine.any():
+            keep = max(keep, int(np.flatnonzero(mine)[-wanted:][0]))
+        if keep == len(mine):
             return 0
-        dropped = self.tree.truncate(node, keep)
-        np.subtract.at(owned, dropped, 1)
-        return len(self.ledger.release(dropped))
+        return len(self.ledger.release(self.tree.truncate(node, keep)))
 
     def _tree_counts(self) -> npt.NDArray[np.int32]:
         """How many tree nodes own each slot."""
@@ -158,3 +155,10 @@ class PrefixCache:
 def _is_leaf(node: Node) -> bool:
     """Whether a node is in the tree and nothing hangs below it."""
     return node.parent is not None and not node.children
+
+
+def _below_idle(node: Node | None, idle: npt.NDArray[np.bool_]) -> bool:
+    """Whether a row that the tree alone owns is in this node or above it."""
+    while node is not None and not idle[node.slots].any():
+        node = node.parent
+    return node is not None
