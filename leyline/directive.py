@@ -126,7 +126,7 @@ class Edit:
             tuple(_clip(kept, dst_end=hole)),
             tuple(new for new in inserts if new.dst < hole),
         )
-        return edit if any(run.src for run in edit.kept) else edit.exact()
+        return edit if any(run.src or run.dst for run in edit.kept) else edit.exact()
 
     def exact(self) -> Edit:
         """The same text with nothing kept behind the first change: an honest re-prefill."""
