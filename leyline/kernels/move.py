@@ -255,7 +255,9 @@ def _move_torch(
     """Carry first, then turn at the destination; rows with delta 0 are never multiplied."""
     away = src_slots != dst_slots
     if bool(away.any()):
-        src, dst = _as_slice(src_slots[away]), _as_slice(dst_slots[away])
+        src, dst = src_slots[away], _as_slice(dst_slots[away])
+        if isinstance(dst, slice):  # writing by index refuses a view of the same tensor
+            src = _as_slice(src)
         for layer in range(ckv.shape[0]):
             ckv[layer, dst] = ckv[layer, src]
             kpe[layer, dst] = kpe[layer, src]
