@@ -114,7 +114,7 @@ class Context:
 
     def exact_from(self, start: int) -> Context:
         """The same tokens, everything from `start` on labelled exact: the honest re-prefill."""
-        if start >= len(self):
+        if self.first_graft(start) == len(self):
             return self
         return self.prefix(start).append(self.tokens[start:])
 
