@@ -33,7 +33,7 @@ from leyline.context import Context
 from leyline.coverage import Coverage
 from leyline.policy import DEFAULT, Policy
 from leyline.sequence import EditRequest, Sequence, Splice, restarted
-from leyline.splice import begin, degrade, plan_move, settle, take
+from leyline.splice import DEGRADED, begin, degrade, plan_move, settle, take
 
 Keepers = Callable[[int], Iterable[Context]]
 
@@ -254,6 +254,8 @@ class Scheduler:
         splice = sequence.splice
         assert splice is not None, "a move without a splice"
         event = settle(splice, move, sequence, self.prefix, self._others(sequence))
+        if any(receipt.reason in DEGRADED for receipt in event.receipts):
+            self._note_degraded(sequence)
         self._waited.pop(sequence.sequence_id, None)
         sequence.edits.popleft()
         if sequence.samples and not sequence.view.missing:
@@ -307,8 +309,7 @@ class Scheduler:
             self.prefix.ledger.release(slots)
             context = context.exact_from(context.first_graft(len(slots)))
             slots = self.prefix.acquire(context, limit)
-            sequence.degraded = True
-            self.num_degraded += 1
+            self._note_degraded(sequence)
         sequence.view.context = context
         sequence.view.coverage = Coverage.of([(0, len(slots))])
         sequence.view.table = np.array(slots)
@@ -367,7 +368,11 @@ class Scheduler:
         if self.policy.degrade(len(self.running), waited):
             self.prefix.ledger.release(splice.private)
             sequence.splice = degrade(sequence, splice)
-            self.num_degraded += 1
+
+    def _note_degraded(self, sequence: Sequence) -> None:
+        """A graft was lost, or could not be made: say so in usage and in the counter."""
+        sequence.degraded = True
+        self.num_degraded += 1
 
     def _drop_splice(self, sequence: Sequence) -> None:
         """Undo an edit that has not committed."""

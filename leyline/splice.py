@@ -23,6 +23,7 @@ from leyline.sequence import EditRequest, Sequence, Splice, target_view
 EVICTED = "rows behind the edit had been evicted and are computed again"
 NO_ROOM = "there was no room to carry the rows behind the edit"
 FORGOTTEN = "an edit in mode forget before it computes everything behind it again"
+DEGRADED = (EVICTED, NO_ROOM)
 
 
 def begin(sequence: Sequence, request: EditRequest) -> Splice:
