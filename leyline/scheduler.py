@@ -395,9 +395,10 @@ class Scheduler:
 
     def _distrust(self, sequence: Sequence) -> None:
         """Take rows that a failed move may have left half turned out of the tree."""
-        context = sequence.view.whole()
+        context, splice = sequence.view.whole(), sequence.splice
+        assert splice is not None, "a move without a splice"
         bound = self.prefix.exclusive(context, self._others(sequence), owners=1)
-        self.prefix.give_up(context, bound)
+        self.prefix.give_up(context, max(bound, splice.edit.head))
 
     def _others(self, sequence: Sequence) -> list[Context]:
         """Contexts whose rows this sequence must not give up."""
