@@ -22,6 +22,7 @@ MIND = frozenset(
     {
         "leyline.context",
         "leyline.directive",
+        "leyline.align",
         "leyline.coverage",
         "leyline.sequence",
         "leyline.batch",
