@@ -50,16 +50,27 @@ class EngineConfig:
     progress: bool = option(True, "Show progress bars while loading.")
 
     def __post_init__(self) -> None:
+        for entry in fields(self):
+            self._of_type(entry.name, type(entry.default))
+        if self.seed is not None and type(self.seed) is not int:
+            raise ConfigError(f"seed is {self.seed!r}; it must be an integer.", param="seed")
         for name in ("max_model_len", "kv_cache_tokens", "num_threads"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_sessions"):
             self._at_least(name, 1)
         self._at_least("protect_first", 0)
-        if not self.session_ttl_s > 0:
+        if not (isinstance(self.session_ttl_s, int | float) and self.session_ttl_s > 0):
             raise ConfigError("session_ttl_s must be above 0 seconds.", param="session_ttl_s")
         for entry in fields(self):
             self._one_of(entry.name, entry.metadata["choices"])
+
+    def _of_type(self, name: str, kind: type) -> None:
+        """Refuse a text or a flag that is none; numbers have checks of their own."""
+        value = getattr(self, name)
+        if kind in (str, bool) and type(value) is not kind:
+            what = "a string" if kind is str else "true or false"
+            raise ConfigError(f"{name} is {value!r}; it must be {what}.", param=name)
 
     def _at_least(self, name: str, least: int) -> None:
         """Refuse a number that is too small, or none."""

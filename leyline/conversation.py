@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from leyline.batch import SamplingParams
 from leyline.directive import Directive, Mode
+from leyline.door import named_mode
 from leyline.errors import InvalidRequestError
 from leyline.events import Completion, Delta, EditResult, SessionInfo
 
@@ -101,7 +102,7 @@ class Conversation:
         """Replace tokens `[start, end)` of the context; see `edit` for several spans at once."""
         if isinstance(replacement, str):
             replacement = self._engine.tokenizer.encode_plain(replacement)
-        return self.edit([Directive(start, end, tuple(replacement), _mode(mode))])
+        return self.edit([Directive(start, end, tuple(replacement), named_mode(mode))])
 
     def edit(self, directives: Sequence[Directive]) -> EditResult:
         """Carry out a set of directives: all of them or none.
@@ -115,14 +116,3 @@ class Conversation:
         """Forget the session and the history."""
         self._engine.delete_session(self.session_id)
         self.messages = []
-
-
-def _mode(mode: Mode | str) -> Mode:
-    """A mode by its name."""
-    try:
-        return Mode(mode)
-    except ValueError:
-        names = ", ".join(known.value for known in Mode)
-        raise InvalidRequestError(
-            f"There is no mode {mode!r}; the modes are {names}.", param="mode"
-        ) from None

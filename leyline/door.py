@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from leyline.config import EngineConfig
 from leyline.context import Context
-from leyline.directive import Directive, checked
-from leyline.errors import ContextLengthError, InvalidRequestError
+from leyline.directive import Directive, Mode, checked
+from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestError
 from leyline.tokenizer import Tokenizer
 
 
@@ -33,10 +35,15 @@ class Door:
         """Token ids of a plain prompt, with the BOS that the model wants in front of a text.
 
         Raises:
-            InvalidRequestError: If an id is none of the vocabulary's.
+            InvalidRequestError: If it is neither, or an id is none of the vocabulary's.
         """
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, bos=True)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            raise InvalidRequestError(
+                f"The prompt must be a text or a list of token ids, not {type(prompt).__name__}.",
+                param="prompt",
+            )
         if any(type(token) is not int or not 0 <= token < self._num_tokens for token in prompt):
             raise InvalidRequestError(
                 f"Token ids must be integers from 0 to {self._num_tokens - 1}.", param="prompt"
@@ -75,7 +82,7 @@ class Door:
             ContextLengthError: If the context would outgrow the window.
         """
         ordered = checked(
-            directives,
+            [_plain(directive) for directive in directives],
             length,
             vocab_size=self._num_tokens,
             protect_first=self._protect_first,
@@ -88,3 +95,39 @@ class Door:
                 param="directives",
             )
         return ordered
+
+
+def _plain(directive: Any) -> Directive:
+    """A directive whose mode may still be a name, with its types checked.
+
+    Raises:
+        DirectiveError: If it is none, or its numbers or its mode are not what they should be.
+    """
+    if not isinstance(directive, Directive):
+        raise DirectiveError(
+            f"{directive!r} is no Directive; write Directive(start, end, ids, mode).",
+            param="directives",
+        )
+    ids: Any = directive.replacement
+    numbers = (directive.start, directive.end, *(ids if isinstance(ids, Sequence) else [ids]))
+    if any(type(number) is not int for number in numbers):
+        raise DirectiveError(
+            "Positions must be integers, and the replacement a tuple of token ids.",
+            param="directives",
+        )
+    return replace(directive, replacement=tuple(ids), mode=named_mode(directive.mode))
+
+
+def named_mode(name: Any) -> Mode:
+    """A mode by its name, or the mode itself.
+
+    Raises:
+        DirectiveError: If there is no such mode.
+    """
+    try:
+        return Mode(name)
+    except ValueError:
+        names = ", ".join(known.value for known in Mode)
+        raise DirectiveError(
+            f"There is no mode {name!r}; the modes are {names}.", param="mode"
+        ) from None

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leyline import Directive, EngineConfig, Mode
+from leyline.context import Context
+from leyline.door import Door, named_mode
+from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestError
+from leyline.tokenizer import Tokenizer
+from tests.tiny_models import byte_tokenizer
+
+DOOR = Door(Tokenizer(byte_tokenizer()), 266, 50, EngineConfig(protect_first=2))
+
+
+def test_a_text_becomes_ids_and_ids_stay_what_they_are() -> None:
+    assert DOOR.prompt("the <|im_end|>") == [260, 223, 2]
+    assert DOOR.prompt((5, 265, 0)) == [5, 265, 0]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[266], [-1], [10**20], [1.0], [True], [None], ["the"], None, 5, b"the", {"a": 1}, "\ud800"],
+)
+def test_a_prompt_of_another_kind_or_with_strange_ids_is_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        DOOR.prompt(prompt)
+
+
+@pytest.mark.parametrize(("length", "room"), [(1, 49), (49, 1)])
+def test_room_is_what_the_window_leaves(length: int, room: int) -> None:
+    assert DOOR.room(Context.of(range(length))) == room
+
+
+def test_an_empty_prompt_and_one_without_room_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="empty"):
+        DOOR.room(Context())
+    for length in (50, 51, 1000):
+        with pytest.raises(ContextLengthError, match="50 tokens"):
+            DOOR.room(Context.of(range(length)))
+
+
+@pytest.mark.parametrize(
+    "directives",
+    [
+        [Directive(5, 4)],
+        [Directive(5, 21)],
+        [Directive(-1, 4)],
+        [Directive(1, 4)],  # protected
+        [Directive(21, 21)],
+        [Directive(10**20, 10**20)],
+        [Directive(3, 6), Directive(5, 8)],
+        [Directive(3, 6), Directive(4, 5)],
+        [Directive(3, 6, (266,))],
+        [Directive(3, 6, (-1,))],
+        [Directive(3, 6, ("the",))],  # pyright: ignore
+        [Directive(3, 6, "the")],  # pyright: ignore
+        [Directive(3, 6, None)],  # pyright: ignore
+        [Directive(3.0, 6)],  # pyright: ignore
+        [Directive("3", 6)],  # pyright: ignore
+        [Directive(3, None)],  # pyright: ignore
+        [Directive(True, 6)],
+        [Directive(3, 6, (), "heal")],  # pyright: ignore
+        [Directive(3, 6, (), None)],  # pyright: ignore
+        [(3, 6)],
+        [None],
+    ],
+)
+def test_directives_that_do_not_fit_are_refused(directives: Any) -> None:
+    with pytest.raises(DirectiveError) as caught:
+        DOOR.directives(directives, 20, 0)
+    assert caught.value.status == 422
+
+
+def test_an_edit_may_not_outgrow_the_window() -> None:
+    fits = [Directive(3, 6, (7,) * 33)]
+    assert DOOR.directives(fits, 20, 0) == tuple(fits)
+    for length, to_come in ((20, 1), (21, 0)):
+        with pytest.raises(ContextLengthError, match="50"):
+            DOOR.directives(fits, length, to_come)
+
+
+def test_a_set_comes_back_in_order_with_its_modes_as_modes() -> None:
+    given = [
+        Directive(8, 9, [7], "forget"),  # pyright: ignore
+        Directive(3, 6),
+    ]
+    assert DOOR.directives(given, 20, 0) == (Directive(3, 6), Directive(8, 9, (7,), Mode.FORGET))
+    assert all(type(directive.mode) is Mode for directive in DOOR.directives(given, 20, 0))
+
+
+def test_a_mode_by_its_name() -> None:
+    assert named_mode("forget") is named_mode(Mode.FORGET) is Mode.FORGET
+    with pytest.raises(DirectiveError, match="amortize, forget"):
+        named_mode("AMORTISE")
