@@ -288,9 +288,9 @@ class Trace:
         deeds = [
             (self.prompt, 3),
             (self.turn, 5),
-            (self.edit_idle, 5),
+            (self.edit_idle, 6),
             (self.edit_busy, 4),
-            (self.fork, 1),
+            (self.fork, 2.5),
             (self.cancel, 1),
             (self.cancel_edit, 1),
             (self.forget_talk, 0.3),
@@ -465,7 +465,9 @@ class Trace:
             self.fail(batch)
         else:
             self.land(batch)
-        for law in (last_row, gap, ledger, provenance, counter):
+            last_row(self)
+            gap(self)
+        for law in (ledger, provenance, counter):
             law(self)
 
     def check_plan(self, batch: Batch) -> None:
