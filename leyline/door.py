@@ -81,6 +81,8 @@ class Door:
             DirectiveError: If the set does not fit the context.
             ContextLengthError: If the context would outgrow the window.
         """
+        if not directives:
+            raise DirectiveError("The set of directives is empty.", param="directives")
         ordered = checked(
             [_plain(directive) for directive in directives],
             length,

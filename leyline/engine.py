@@ -152,7 +152,7 @@ def _configured(config: EngineConfig | None, options: dict[str, Any]) -> EngineC
 def _sampling(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
     """Sampling parameters with options by name; one stop string may stand alone."""
     stop = options.get("stop")
-    if stop is not None:
+    if isinstance(stop, str | list):
         options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     try:
         return replace(params or SamplingParams(), **options)

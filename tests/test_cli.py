@@ -1,0 +1,212 @@
+"""The command line: flags from the dataclasses, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyline import EngineConfig, __version__
+from leyline.cli import SAMPLING_HELP, main
+from leyline.errors import LeylineError
+from leyline.server.settings import ServerConfig
+
+Folder = Callable[[str], Path]
+Output = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str) -> int:
+    """The exit code, whether argparse gives it or we do."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        return end.code
+
+
+def small(folder: Path) -> list[str]:
+    return ["--model", str(folder), "--no-progress", "--kv-cache-tokens", "300"]
+
+
+def one_line(output: Output) -> str:
+    """What stands on standard error: a single line of ours, no traceback."""
+    err = output.readouterr().err
+    assert err.startswith("leyline: ") and err.count("\n") == 1
+    return err
+
+
+def test_help_names_the_commands(capsys: Output) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    for command in ("serve", "chat", "generate"):
+        assert f"leyline {command}" in text
+
+
+def test_version(capsys: Output) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"leyline {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+def test_every_option_is_a_flag_with_its_help_and_default(command: str, capsys: Output) -> None:
+    assert run(command, "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    configs = (EngineConfig, ServerConfig) if command == "serve" else (EngineConfig,)
+    for entry in (entry for config in configs for entry in fields(config)):
+        assert f"--{entry.name.replace('_', '-')}" in text
+        assert " ".join(entry.metadata["help"].split()) in text
+        if type(entry.default) in (int, float):
+            assert f"(default: {entry.default})" in text
+    if command != "serve":
+        for name in SAMPLING_HELP:
+            assert f"--{name.replace('_', '-')}" in text
+
+
+def test_help_needs_no_tensor_library() -> None:
+    code = (
+        "import sys, leyline.cli as c\ntry: c.main(['serve', '--help'])\nexcept SystemExit: pass\n"
+    )
+    code += "sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["dance"],
+        ["serve", "--heat", "1"],
+        ["serve", "--port", "many"],
+        ["serve", "--dtype", "int4"],
+        ["generate"],
+        ["generate", "a", "--top-k", "1.5"],
+    ],
+)
+def test_wrong_flags_end_with_2(arguments: list[str], capsys: Output) -> None:
+    assert run(*arguments) == 2
+    assert "usage: leyline" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "a", "--temperature", "-1"], "temperature"),
+        (["generate", "a", "--top-p", "0"], "top_p"),
+        (["chat", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "a", "--max-num-seqs", "0"], "max_num_seqs"),
+        (["serve", "--session-ttl-s", "-1"], "session_ttl_s"),
+        (["serve", "--port", "-1"], "port"),
+    ],
+)
+def test_values_out_of_range_end_with_2_and_one_line(
+    arguments: list[str], said: str, capsys: Output
+) -> None:
+    assert run(*arguments) == 2
+    assert said in one_line(capsys)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["chat"], ["generate", "a"]])
+def test_an_unknown_folder_ends_with_1_and_one_line(command: list[str], capsys: Output) -> None:
+    assert run(*command, "--model", "no/such/folder") == 1
+    assert "no/such/folder" in one_line(capsys)
+
+
+def test_an_empty_folder_ends_with_1_and_one_line(tmp_path: Path, capsys: Output) -> None:
+    assert run("generate", "a", "--model", str(tmp_path)) == 1
+    one_line(capsys)
+
+
+def test_generate_prints_the_text(tiny_folder: Folder, capsys: Output) -> None:
+    flags = [*small(tiny_folder("v3")), "--temperature", "0", "--max-tokens", "6"]
+    assert run("generate", "in the land", *flags) == 0
+    first = capsys.readouterr().out
+    assert len(first) > 3 and first.endswith("\n")
+    assert run("generate", "in the land", *flags) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_generate_reads_standard_input(
+    tiny_folder: Folder, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [*small(tiny_folder("v3")), "--temperature", "0", "--max-tokens", "6"]
+    run("generate", "in the land", *flags)
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("in the land"))
+    assert run("generate", "-", *flags) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_a_prompt_that_is_too_long_ends_with_2(tiny_folder: Folder, capsys: Output) -> None:
+    assert run("generate", "x" * 400, *small(tiny_folder("v3"))) == 2
+    assert "300 tokens" in one_line(capsys)
+
+
+def test_chat_answers_line_by_line_and_survives_a_refusal(
+    tiny_folder: Folder, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["hello", "  ", "x" * 400, "and?"])
+    prompts: list[str] = []
+
+    def ask(prompt: str = "") -> str:
+        prompts.append(prompt)
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", ask)
+    assert run("chat", *small(tiny_folder("v3")), "--max-tokens", "5") == 0
+    output = capsys.readouterr()
+    assert len(prompts) == 5
+    assert output.err.count("leyline: ") == 1 and "300 tokens" in output.err
+    assert "Ctrl-D" in output.out
+
+
+def test_an_interrupt_is_a_clean_end(monkeypatch: pytest.MonkeyPatch, tiny_folder: Folder) -> None:
+    def interrupt(prompt: str = "") -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    assert run("chat", *small(tiny_folder("v3"))) == 0
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What `leyline serve` hands to the server."""
+    calls: list[Any] = []
+
+    def serve(engine: Any, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+        calls.append((engine.config, config))
+        on_ready("http://here:1")
+
+    monkeypatch.setattr("leyline.server.serve", serve)
+    yield calls
+
+
+def test_serve_passes_its_flags_on_and_says_what_to_try(
+    tiny_folder: Folder, capsys: Output, served: list[Any]
+) -> None:
+    assert run("serve", *small(tiny_folder("v3")), "--port", "0", "--max-num-seqs", "3") == 0
+    ((engine, server),) = served
+    assert (engine.max_num_seqs, engine.kv_cache_tokens, engine.progress) == (3, 300, False)
+    assert server.port == 0
+    out = capsys.readouterr().out
+    assert "http://here:1" in out and "curl http://here:1/v1/chat/completions" in out
+
+
+def test_an_error_of_several_lines_becomes_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LeylineError("first\n  second")
+
+    monkeypatch.setattr("leyline.engine.Engine", fail)
+    assert run("generate", "a") == 1
+    assert one_line(capsys) == "leyline: first second\n"
