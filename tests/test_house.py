@@ -52,6 +52,8 @@ DOORS = (
     "leyline.parts",
     "leyline.reply",
     "leyline.trimming",
+    "leyline.edit_fields",
+    "leyline.own_policy",
     "leyline.server",
     "leyline.tokenizer",
     "leyline.template",
