@@ -26,7 +26,7 @@ from leyline.cache.prefix import PrefixCache
 from leyline.cache.radix import Node
 from leyline.context import Context
 from leyline.directive import Directive, Mode, Receipt
-from leyline.policy import DEFAULT, Policy
+from leyline.policy import DEFAULT, PATIENCE, Policy
 from leyline.scheduler import Scheduler
 from leyline.sequence import EditRequest, View
 from leyline.sequence import Sequence as Work
@@ -473,7 +473,7 @@ class Trace:
     def check_plan(self, batch: Batch) -> None:
         """The laws that a plan can break."""
         self.empty_plans = 0 if batch or not self.scheduler.has_work else self.empty_plans + 1
-        require("gap", self.empty_plans < 20, "nothing happens although there is work")
+        require("gap", self.empty_plans < 2 * PATIENCE, "nothing happens although there is work")
         one_op(self, batch)
         for twin in self.live.values():
             if twin.work.view.context is not twin.known:
