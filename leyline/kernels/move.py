@@ -22,19 +22,22 @@ cache of DeepSeek-V2, arXiv 2405.04434.
 from __future__ import annotations
 
 import math
-import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from leyline.errors import ConfigError
 
-try:
+if TYPE_CHECKING:
     import triton
     import triton.language as tl
-except ImportError:  # there are no wheels for every platform; the torch path needs none
-    triton = tl = None
+else:
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:  # there are no wheels for every platform; the torch path needs none
+        triton = tl = None
 
 MoveInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -78,21 +81,21 @@ def example(
 
 
 def move_kernel(
-    ckv: Any,
-    kpe: Any,
-    src_slots: Any,
-    dst_slots: Any,
-    delta: Any,
-    cos: Any,
-    sin: Any,
-    ckv_layer_stride: Any,
-    ckv_slot_stride: Any,
-    kpe_layer_stride: Any,
-    kpe_slot_stride: Any,
-    LATENT: Any,
-    PAIRS: Any,
-    BLOCK_LATENT: Any,
-    BLOCK_PAIRS: Any,
+    ckv,
+    kpe,
+    src_slots,
+    dst_slots,
+    delta,
+    cos,
+    sin,
+    ckv_layer_stride,
+    ckv_slot_stride,
+    kpe_layer_stride,
+    kpe_slot_stride,
+    LATENT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_LATENT: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
 ) -> None:
     """One program a moved row and layer: cos, sin are [M, R/2]; strides count elements."""
     row = tl.program_id(0)
@@ -123,18 +126,14 @@ def move_kernel(
         tl.store(out + 1, (x * s + y * c).to(odd.dtype), mask=inside)
 
 
-CONSTANTS = ("LATENT", "PAIRS", "BLOCK_LATENT", "BLOCK_PAIRS")
-
-
 def jit_kernel() -> Any:
     """The Triton kernel, ready to launch or compile.
 
     Raises:
         ConfigError: Triton is not installed.
     """
-    if triton is None or tl is None:
+    if triton is None:
         raise ConfigError("Triton is not installed; use the torch backend.", param="backend")
-    move_kernel.__annotations__.update(dict.fromkeys(CONSTANTS, tl.constexpr))
     return triton.jit(move_kernel)
 
 
@@ -177,7 +176,7 @@ def _choose_backend(backend: str | None, device: torch.device) -> str:
         return "triton" if device.type == "cuda" else "torch"
     if backend not in ("torch", "triton"):
         raise ConfigError(f"backend is {backend!r}; allowed: torch, triton.", param="backend")
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    interpreted = triton is not None and triton.knobs.runtime.interpret
     if backend == "triton" and device.type != "cuda" and not interpreted:
         raise ConfigError(
             f"The Triton backend needs a GPU, and the cache is on {device.type}.", param="backend"
