@@ -25,6 +25,8 @@ from leyline.cache.ledger import NO_SLOTS
 from leyline.events import Completion, EditResult, EngineEvent, Failure
 from leyline.executor import Executor
 from leyline.sequence import Sequence as Work
+from leyline.sequence import Splice
+from leyline.splice import NO_ROOM
 from tests.hand_cache import Edit, HandCache
 
 # Both sides compute in float32, in other orders of summation; measured 1e-6 to 4e-6 of the RMS.
@@ -121,7 +123,8 @@ class Track:
         waiting: Edits that have not committed.
         version: Edits that have.
         samples: Samples that are not compared yet.
-        rows: Rows the engine had before its last step.
+        rows: Rows that the engine's next edit finds.
+        no_room: Whether that edit has to become a re-prefill.
         error: Largest relative error so far, and
         compared: number of comparisons.
     """
@@ -133,6 +136,7 @@ class Track:
     version: int = 0
     samples: list[Sample] = field(default_factory=list)
     rows: int = 0
+    no_room: bool = False
     error: float = 0.0
     compared: int = 0
 
@@ -150,9 +154,30 @@ class Track:
             self.samples = []
         assert not self.samples, "a sample was not compared"
 
+    def admitted(self, rows: int) -> None:
+        """The engine starts or resumes the session's work from as many rows as it finds."""
+        if self.samples:
+            self.catch_up(self.samples[-1].length)
+        self.hand.forget_rows(min(rows, self.hand.num_rows))
+        self.rows = rows
+
+    def edit(self) -> None:
+        """Carry out the next edit by hand, from the rows that the engine had for it."""
+        self.catch_up(self.rows)
+        edits = self.waiting.popleft()
+        self.hand.edit(edits)
+        if self.no_room:
+            self.hand.forget_rows(min(start for start, *_ in edits))
+        self.no_room = False
+
 
 class Lockstep:
     """Drives one engine and a reference of each of its sessions.
+
+    Args:
+        engine: Its sessions belong to the lockstep.
+        oracle: The model in `transformers`.
+        tight: Whether the cache is so small that rows are evicted and edits may be degraded.
 
     Attributes:
         tracks: The sessions by name.
@@ -160,12 +185,14 @@ class Lockstep:
         num_rows_held: Rows of sessions that were found unchanged by somebody else's move.
     """
 
-    def __init__(self, engine: Engine, oracle: Any) -> None:
+    def __init__(self, engine: Engine, oracle: Any, *, tight: bool = False) -> None:
         self.engine = engine
         self.oracle = oracle
+        self.tight = tight
         self.tracks: dict[str, Track] = {}
         self.events: dict[int, list[EngineEvent]] = {}
         self.num_rows_held = 0
+        self._watch_admissions()
 
     @property
     def error(self) -> float:
@@ -229,7 +256,7 @@ class Lockstep:
         before = {name: self._snapshot(name) for name in self.tracks}
         events = self.engine.step()
         edited = {name for name, track in self.tracks.items() if self._follow_edit(name, track)}
-        if self.recording.moved:
+        if self.recording.moved and not self.tight:
             self._same_rows({n: rows for n, rows in before.items() if n not in edited})
         for sample in self._taken():
             if sample.sequence_id in owners:
@@ -254,8 +281,7 @@ class Lockstep:
             return False
         track.version += 1
         assert version == track.version, "two edits of a session committed in one step"
-        track.catch_up(track.rows)
-        track.hand.edit(track.waiting.popleft())
+        track.edit()
         work = self._work(name)
         if work is not None and work.samples and track.hand.num_rows == len(track.hand.tokens):
             track.hand.forget_rows(track.hand.num_rows - 1)
@@ -266,7 +292,7 @@ class Lockstep:
         track.messages.append({"role": "assistant", "content": event.text})
         track.believed += event.text + ("<|im_end|>" if event.finish_reason == "stop" else "")
         usage = event.usage
-        assert not usage.degraded
+        assert self.tight or not usage.degraded
         assert usage.spliced_tokens <= usage.cached_tokens < usage.prompt_tokens
 
     # -- looking inside -------------------------------------------------------------------------
@@ -275,14 +301,33 @@ class Lockstep:
         job = self.engine._job(self.engine.sessions.get(name))
         return job.work if job else None
 
+    def _watch_admissions(self) -> None:
+        """Be told whenever the engine starts or resumes something, or finds no room to move it."""
+        scheduler = self.engine.parts.scheduler
+        admit, wait = scheduler._admit, scheduler._wait
+
+        def admitted(sequence: Work) -> None:
+            admit(sequence)
+            if (track := self._track(sequence)) is not None:
+                track.admitted(sequence.view.coverage.reach)
+
+        def waited(sequence: Work, splice: Splice) -> None:
+            wait(sequence, splice)
+            if (track := self._track(sequence)) is not None and sequence.splice is not None:
+                track.no_room = sequence.splice.reason == NO_ROOM
+
+        scheduler._admit, scheduler._wait = admitted, waited
+
+    def _track(self, work: Work) -> Track | None:
+        names = (s.session_id for s in self.engine.sessions if s.sequence_id == work.sequence_id)
+        return self.tracks.get(next(names, ""))
+
     def _rows(self, name: str, known: int) -> int:
         """Rows that an edit of the session would find if it began now."""
-        work, prefix = self._work(name), self.engine.parts.scheduler.prefix
-        if work is None or work.splice is not None:
+        work = self._work(name)
+        if work is None or work.splice is not None or not work.running:
             return known
-        if work.running:
-            return work.view.coverage.reach
-        return min(prefix.resident(work.view.context), len(work.view) - work.samples)
+        return work.view.coverage.reach
 
     def _slots(self, name: str) -> np.ndarray:
         """Slots of the rows that a session has."""

@@ -301,14 +301,14 @@ REFUSED: dict[str, tuple[type[LeylineError], Call]] = {
     "no ids": (InvalidRequestError, lambda e: e.generate([])),
     "id outside the vocabulary": (InvalidRequestError, lambda e: e.generate([266])),
     "negative id": (InvalidRequestError, lambda e: e.generate([-1])),
-    "a prompt of another kind": (InvalidRequestError, lambda e: e.generate(5)),
+    "a prompt of another kind": (InvalidRequestError, lambda e: e.generate(5)),  # pyright: ignore
     "no messages": (InvalidRequestError, lambda e: e.chat([])),
     "no messages in a session": (
         InvalidRequestError,
         lambda e: e.submit_chat([], SamplingParams(), session_id="new"),
     ),
     "a message without a role": (InvalidRequestError, lambda e: e.chat([{"content": "a"}])),
-    "a message that is none": (InvalidRequestError, lambda e: e.chat([5])),
+    "a message that is none": (InvalidRequestError, lambda e: e.chat([5])),  # pyright: ignore
     "unknown option": (InvalidRequestError, lambda e: e.chat("a", heat=1)),
     "negative temperature": (InvalidRequestError, lambda e: e.chat("a", temperature=-1)),
     "huge top_k": (InvalidRequestError, lambda e: e.chat("a", top_k=10**20)),

@@ -17,9 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from leyline import Engine, SamplingParams
+from leyline import Engine, Mode, SamplingParams
 from leyline.cache.latent import LatentCache
+from leyline.events import Completion
 from leyline.kernels.move import move
+from leyline.splice import EVICTED
 from tests.hand_cache import Edit, HandCache
 from tests.lockstep import TOLERANCE, Lockstep, Sample, relative_error, results, tiny_engine
 from tests.tiny_models import FAMILIES, load_oracle
@@ -27,6 +29,7 @@ from tests.tiny_models import FAMILIES, load_oracle
 TRACES = 12
 BATCHES = 6  # times the families: 216 traces, two to three edits each
 NUM_TOKENS = 266
+TIGHT = 230  # slots: one long session, or two short ones
 LETTERS = "the weather in an other land, and then 0123456789\n"
 
 Folder = Callable[[str], Path]
@@ -92,11 +95,18 @@ class Trace:
                 self.lockstep.run()
         self.lockstep.run()
         for _ in range(self.rng.randint(1, 3)):
+            if self.lockstep.tight:
+                self.crowd()
             self.rng.choice((self.edit_idle, self.edit_running, self.turn))()
         self.edit_idle()
         for name in self.names:
             self.lockstep.turn(name, random_text(self.rng), params(self.rng))
         self.lockstep.run()
+
+    def crowd(self) -> None:
+        """Somebody else's prompt, which takes most of a tight cache."""
+        ids = [self.rng.randrange(3, NUM_TOKENS) for _ in range(TIGHT // 2)]
+        self.lockstep.engine.submit_prompt(ids, params(self.rng))
 
     def turn(self) -> None:
         self.lockstep.turn(self.rng.choice(self.names), random_text(self.rng), params(self.rng))
@@ -122,9 +132,11 @@ class Trace:
             self.lockstep.edit(name, random_edits(self.rng, self.lockstep.length(name)))
 
 
-def run_traces(engine: Engine, oracle: Any, seed: int, num: int) -> Lockstep:
+def run_traces(
+    engine: Engine, oracle: Any, seed: int, num: int, *, tight: bool = False
+) -> Lockstep:
     """Some traces, one after the other, on one engine."""
-    lockstep = Lockstep(engine, oracle)
+    lockstep = Lockstep(engine, oracle, tight=tight)
     for index in range(num):
         rng = random.Random(f"{seed}-{index}")
         names = [f"{index}{letter}" for letter in "ab"[: rng.randint(1, 2)]]
@@ -145,6 +157,47 @@ def test_logits_after_random_edits_are_those_of_the_hand_edited_cache(
         receipts = [r for result in results(lockstep.events) for r in result.receipts]
         assert sum(receipt.moved_in_place for receipt in receipts) > 0
         assert sum(receipt.copied for receipt in receipts) > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_after_random_edits_in_a_tight_cache(tiny_folder: Folder, family: str) -> None:
+    folder = tiny_folder(family)
+    with tiny_engine(folder, kv_cache_tokens=TIGHT) as engine:
+        lockstep = run_traces(engine, oracle_of(folder), 0, TRACES, tight=True)
+        assert lockstep.error < TOLERANCE
+        assert engine.parts.scheduler.num_preempted + engine.parts.scheduler.num_degraded > 0
+
+
+def test_a_session_goes_on_rightly_when_its_rows_were_evicted(tiny_folder: Folder) -> None:
+    folder, rng = tiny_folder("v2_yarn"), random.Random(7)
+    with tiny_engine(folder, kv_cache_tokens=TIGHT) as engine:
+        lockstep = conversation(engine, oracle_of(folder), rng, tight=True)
+        edits: list[Edit] = [(6, 9, [50], "amortize")]
+        for _ in range(2):
+            lockstep.edit("s", edits)
+            lockstep.run()
+            engine.generate([5] * (TIGHT - 1), temperature=0, max_tokens=1)
+        first, second = (result.receipts[0] for result in results(lockstep.events))
+        assert (first.mode_done, first.reason) == (Mode.AMORTIZE, None)
+        assert (second.mode_done, second.reason) == (Mode.FORGET, EVICTED)
+        lockstep.turn("s", "and then?", params(rng))
+        lockstep.run()
+        assert lockstep.error < TOLERANCE
+
+
+def test_a_turn_that_finds_its_graft_evicted_says_so_and_is_exact(tiny_folder: Folder) -> None:
+    folder, rng = tiny_folder("glm"), random.Random(8)
+    with tiny_engine(folder, kv_cache_tokens=TIGHT) as engine:
+        lockstep = conversation(engine, oracle_of(folder), rng, tight=True)
+        lockstep.edit("s", [(6, 9, [50], "amortize")])
+        lockstep.run()
+        engine.generate([5] * (TIGHT - 1), temperature=0, max_tokens=1)
+        assert error_to_fresh_prefill(lockstep, rng) < TOLERANCE
+        ends = [ended[-1] for ended in lockstep.events.values()]
+        usage = [end.usage for end in ends if isinstance(end, Completion)]
+        assert [one.degraded for one in usage] == [False, True]
+        assert usage[-1].spliced_tokens == 0
+        assert len(engine.session_info("s").pieces) == 1
 
 
 Turn = Callable[[LatentCache, Tensor, Tensor, Tensor, Tensor], None]
@@ -190,9 +243,11 @@ def test_a_wrong_move_does_not_pass(
         assert lockstep.error > 10 * TOLERANCE
 
 
-def conversation(engine: Engine, oracle: Any, rng: random.Random) -> Lockstep:
+def conversation(
+    engine: Engine, oracle: Any, rng: random.Random, *, tight: bool = False
+) -> Lockstep:
     """A session with an answered turn, and nothing else."""
-    lockstep = Lockstep(engine, oracle)
+    lockstep = Lockstep(engine, oracle, tight=tight)
     lockstep.turn("s", random_text(rng) + random_text(rng), params(rng))
     lockstep.run()
     return lockstep
