@@ -137,7 +137,7 @@ class ModelConfig:
             raise ModelError(f"The folder {str(folder)!r} has no config.json.", param="model")
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"config.json is not valid JSON: {error}.", param="model") from error
         return cls.from_dict(data)
 

@@ -175,7 +175,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = {str(name): str(shard) for name, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{INDEX_NAME} is not a valid index: {error!r}.", param="model") from error
     outside = [shard for shard in names.values() if Path(shard).name != shard]
     if outside:

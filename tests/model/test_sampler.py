@@ -1,0 +1,142 @@
+"""Sampling: the distribution, its limits, and random numbers that depend on nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from leyline.batch import SamplingParams
+from leyline.model.sampler import probabilities, sample, uniform
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def params(**changes: float) -> SamplingParams:
+    return SamplingParams(**({"temperature": 1.0, "seed": 3} | changes))  # type: ignore[arg-type]
+
+
+def logits(rows: int = 1, vocab: int = 50, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def test_greedy_takes_the_largest_and_the_lowest_id_among_equals():
+    table = torch.tensor([[0.0, 3.0, 3.0], [-1.0, -2.0, -1.0]])
+    assert sample(table, [GREEDY] * 2, [0, 0]).tolist() == [1, 0]
+
+
+def test_a_token_depends_on_its_own_row_seed_and_step_alone():
+    rows = logits(4)
+    mixed = [params(seed=1), GREEDY, params(seed=2, top_k=5), params(seed=3, top_p=0.8)]
+    steps = [0, 4, 7, 9]
+    together = sample(rows, mixed, steps).tolist()
+    alone = [int(sample(rows[i : i + 1], [mixed[i]], [steps[i]])) for i in range(4)]
+    backwards = sample(rows.flip(0), mixed[::-1], steps[::-1]).tolist()
+    assert together == alone == backwards[::-1]
+
+
+def test_sampling_leaves_torchs_generator_alone():
+    before = torch.random.get_rng_state()
+    sample(logits(), [params()], [0])
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_numbers_are_uniform_and_all_different():
+    numbers = torch.tensor([uniform(seed, step) for seed in range(50) for step in range(100)])
+    assert len(numbers.unique()) == 5000
+    assert float(numbers.min()) >= 0 and float(numbers.max()) < 1
+    # Standard error of a mean of 5,000: 0.0041.
+    assert float(numbers.mean()) == pytest.approx(0.5, abs=0.015)
+    shares = torch.histc(numbers, 10, 0, 1) / 5000
+    assert float((shares - 0.1).abs().max()) < 0.02
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 2**64, 10**30])
+def test_any_integer_is_a_seed(seed):
+    assert 0 <= uniform(seed, 0) < 1
+    assert uniform(seed, 0) == uniform(seed, 0) != uniform(seed, 1)
+
+
+def frequencies(one: SamplingParams, count: int = 4000) -> torch.Tensor:
+    row = logits(vocab=8)
+    drawn = sample(row.expand(count, -1), [one] * count, list(range(count)))
+    return torch.bincount(drawn, minlength=8) / count
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8}]
+)
+def test_tokens_come_as_often_as_they_should(changes):
+    one = params(**changes)
+    want = probabilities(logits(vocab=8)[0], one)
+    got = frequencies(one)
+    # Standard error of a share over 4,000 draws: at most 0.008.
+    assert (got - want).abs().max() < 0.03
+    assert got[want == 0].sum() == 0
+
+
+def test_another_temperature_is_noticed():
+    # A hundredth of temperature is far below the noise of 4,000 draws; the table shows it.
+    row = logits()[0]
+    one, other = (probabilities(row, params(temperature=t)) for t in (1.0, 1.01))
+    assert (one - other).abs().max() > 1e-4
+
+
+def test_temperature_divides_the_logits():
+    row = logits()[0]
+    torch.testing.assert_close(
+        probabilities(row, params(temperature=0.7)), (row.double() / 0.7).softmax(-1)
+    )
+
+
+def test_top_k_keeps_the_k_most_likely_and_low_ids_among_equals():
+    row = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
+    kept = probabilities(row, params(top_k=2)).nonzero().flatten()
+    assert kept.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("top_k", [0, 5, 6, 10**9])
+def test_top_k_of_none_or_of_all_keeps_all(top_k):
+    row = logits(vocab=5)[0]
+    torch.testing.assert_close(probabilities(row, params(top_k=top_k)), row.double().softmax(-1))
+
+
+@pytest.mark.parametrize(
+    "top_p, kept", [(1.0, 4), (0.95, 4), (0.85, 3), (0.75, 2), (0.49, 1), (0.45, 1), (1e-9, 1)]
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, kept):
+    row = torch.tensor([0.1, 0.5, 0.1, 0.3], dtype=torch.float64).log()
+    row[2] += 1e-9  # of two equal ones, the third is the likelier
+    got = probabilities(row, params(top_p=top_p)).nonzero().flatten().tolist()
+    assert got == sorted([1, 3, 2, 0][:kept])
+
+
+def test_top_p_counts_within_what_top_k_left():
+    row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # Of 0.4 and 0.3, the first holds 0.57: enough for 0.5, although it holds 0.4 of everything.
+    got = probabilities(row, params(top_k=2, top_p=0.5))
+    assert got.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-9, 100.0])
+def test_extreme_temperatures_stay_finite(temperature):
+    table = probabilities(logits()[0] * 100, params(temperature=temperature))
+    assert table.isfinite().all()
+    assert float(table.sum()) == pytest.approx(1)
+
+
+def test_a_tiny_temperature_is_greedy():
+    rows = logits(20)
+    cold = sample(rows, [params(temperature=1e-9, seed=i) for i in range(20)], [0] * 20)
+    assert torch.equal(cold, rows.argmax(-1))
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_unit_interval_pick_a_possible_token(number, monkeypatch):
+    monkeypatch.setattr("leyline.model.sampler.uniform", lambda *_: number)
+    row = torch.tensor([[0.0, 1.0, 5.0, 4.0, -1.0]])
+    assert int(sample(row, [params(top_k=2)], [0])) in (2, 3)
+
+
+def test_a_list_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="2 rows, 1 params"):
+        sample(logits(2), [GREEDY], [0, 0])
