@@ -99,3 +99,10 @@ class EngineClosedError(LeylineError):
 
     code = "engine_closed"
     status = 503
+
+
+def internal(cause: Exception) -> LeylineError:
+    """An error for callers; an unexpected one without its inner details."""
+    if isinstance(cause, LeylineError):
+        return cause
+    return LeylineError(f"The engine could not run this request ({type(cause).__name__}).")

@@ -26,6 +26,7 @@ from leyline.errors import (
     EngineClosedError,
     LeylineError,
     SessionBusyError,
+    internal,
 )
 from leyline.events import EngineEvent, Failure, FinishReason, SessionInfo
 from leyline.job import Job
@@ -215,19 +216,17 @@ class EngineLoop:
         """One round of plan, run and commit; returns what happened, in order."""
         scheduler, executor = self.parts.scheduler, self.parts.executor
         batch = scheduler.plan()
-        if batch:
-            self._empty_steps = 0
-            try:
-                output = executor.run(batch)
-            except Exception as error:
-                logger.exception("A batch failed; its requests end with an error.")
-                self._fail(scheduler.fail(batch), _internal(error))
-            else:
-                for event in scheduler.commit(batch, output):
-                    self._land(event)
-        elif scheduler.has_work:
-            self._stalled()
+        try:
+            output = executor.run(batch)
+        except Exception as error:
+            logger.exception("A batch failed; its requests end with an error.")
+            self._fail(scheduler.fail(batch), internal(error))
+        else:
+            # An empty batch is committed too: cancelling may have left a sequence nothing to do.
+            for event in scheduler.commit(batch, output):
+                self._land(event)
         events, self._outbox = self._outbox, []
+        self._watch(progress=bool(batch or events))
         return events
 
     def _land(self, event: Event) -> None:
@@ -300,10 +299,10 @@ class EngineLoop:
 
     def _cancel_edit(self, job: Job, request_id: int) -> None:
         """Drop an edit that has not committed."""
-        self.parts.scheduler.cancel_edit(job.request_id, request_id)
-        del job.waiting[request_id]
         error = CancelledError("The edit was cancelled; nothing has changed.")
-        self._outbox.append(Failure(request_id, error))
+        for dropped in self.parts.scheduler.cancel_edit(job.request_id, request_id):
+            del job.waiting[dropped]
+            self._outbox.append(Failure(dropped, error if dropped == request_id else _superseded()))
         if job.reply is None and not job.waiting and not job.results:
             self._close(job, None)
 
@@ -312,9 +311,9 @@ class EngineLoop:
         for sequence_id in sequence_ids:
             self._close(self._jobs[sequence_id], error)
 
-    def _stalled(self) -> None:
-        """Nothing could be planned: after a while the oldest request makes room."""
-        self._empty_steps += 1
+    def _watch(self, *, progress: bool) -> None:
+        """Count steps that did nothing: after many of them the oldest request makes room."""
+        self._empty_steps = 0 if progress or not self._jobs else self._empty_steps + 1
         if self._empty_steps >= STALLED_STEPS:
             self._empty_steps = 0
             self._fail([min(self._jobs)], CapacityError("The cache has no room for this request."))
@@ -390,8 +389,9 @@ def _edit_work(request_id: int, session: Session) -> Work:
     return Work(request_id, View(session.context), computed=computed, owed=length - computed)
 
 
-def _internal(cause: Exception) -> LeylineError:
-    """An error for callers; an unexpected one without its inner details."""
-    if isinstance(cause, LeylineError):
-        return cause
-    return LeylineError(f"The engine could not run this request ({type(cause).__name__}).")
+def _superseded() -> LeylineError:
+    """Why an edit ends when one in front of it is cancelled."""
+    return CancelledError(
+        "An edit in front of this one was cancelled, and its positions counted on it; nothing has "
+        "changed. Look at the session and send it again."
+    )

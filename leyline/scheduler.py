@@ -73,7 +73,6 @@ class Scheduler:
         self.num_preempted = 0
         self.num_degraded = 0
         self._busy: set[int] = set()
-        self._waited: dict[int, int] = {}
 
     @property
     def has_work(self) -> bool:
@@ -95,14 +94,21 @@ class Scheduler:
         assert sequence is not None, "an edit was queued on a finished sequence"
         sequence.edits.append(request)
 
-    def cancel_edit(self, sequence_id: int, request_id: int) -> None:
-        """Drop an edit that has not committed; the sequence goes on as if it had not been asked."""
+    def cancel_edit(self, sequence_id: int, request_id: int) -> list[int]:
+        """Drop an edit that has not committed, and those behind it, whose positions count on it.
+
+        Returns:
+            The requests that were dropped; the sequence goes on as if nobody had asked for them.
+        """
         sequence = self.find(sequence_id)
-        if sequence is None:
-            return
-        if sequence.splice is not None and sequence.splice.request_id == request_id:
+        waiting = [edit.request_id for edit in sequence.edits] if sequence else []
+        if sequence is None or request_id not in waiting:
+            return []
+        first = waiting.index(request_id)
+        if first == 0:
             self._drop_splice(sequence)
-        sequence.edits = deque(e for e in sequence.edits if e.request_id != request_id)
+        sequence.edits = deque(list(sequence.edits)[:first])
+        return waiting[first:]
 
     def finish(self, sequence_id: int, *, publish: bool = True) -> Sequence | None:
         """End a sequence now: its rows are filed, its slots let go. None if it is not there."""
@@ -112,7 +118,6 @@ class Scheduler:
             if sequence in self.waiting:
                 self.waiting.remove(sequence)
             self.running.pop(sequence_id, None)
-            self._waited.pop(sequence_id, None)
         return sequence
 
     # -- plan ---------------------------------------------------------------------------------
@@ -206,8 +211,7 @@ class Scheduler:
         new = splice.next_insert()
         if new is None:
             return None
-        done = splice.view.coverage.missing(new.end) - splice.view.coverage.missing(new.dst)
-        done = len(new.tokens) - done
+        done = splice.progress(new)
         tokens = new.tokens[done : done + budget]
         before = splice.view.table[new.dst : new.dst + done]
         slots = self._take(sequence, len(tokens), _last(before))
@@ -256,25 +260,18 @@ class Scheduler:
         event = settle(splice, move, sequence, self.prefix, self._others(sequence))
         if any(receipt.reason in DEGRADED for receipt in event.receipts):
             self._note_degraded(sequence)
-        self._waited.pop(sequence.sequence_id, None)
         sequence.edits.popleft()
         if sequence.samples and not sequence.view.missing:
-            self._uncover_last(sequence)
+            self.prefix.ledger.release(sequence.uncover_last())
         return event
 
     def _commit_extend(self, op: Extend, output: StepOutput) -> list[Event]:
         """Cover what was computed; take the sampled token and see whether it is the last."""
         sequence = self.running[op.sequence_id]
-        splice = sequence.splice
-        if splice is not None:
-            new = splice.next_insert()
-            assert new is not None, "an insert was computed twice"
-            start = op.start - new.start + new.dst
-            view = splice.view
-            view.coverage = view.coverage.add(start, start + len(op.tokens))
+        if sequence.splice is not None:
+            sequence.splice.cover(op.start, len(op.tokens))
             return []
-        view = sequence.view
-        view.coverage = view.coverage.add(op.start, op.end)
+        sequence.view.coverage = sequence.view.coverage.add(op.start, op.end)
         if not op.sample:
             return []
         if not sequence.generated:
@@ -287,9 +284,8 @@ class Scheduler:
         """End the sequence at a stop token or at its length limit; edits that wait come first."""
         if token in sequence.stop_ids:
             return [self._end(sequence, "stop")]
-        if len(sequence.generated) >= sequence.max_tokens:
-            return [self._end(sequence, "length")]
-        return []
+        over = len(sequence.generated) >= sequence.max_tokens
+        return [self._end(sequence, "length")] if over else []
 
     def _end(self, sequence: Sequence, reason: EndReason) -> Ended:
         """Finish a sequence for good."""
@@ -333,21 +329,14 @@ class Scheduler:
         while slots is None and (candidates := self._younger(sequence)):
             self._preempt(self.policy.victim(candidates))
             slots = take(self.prefix, num, after)
-        if slots is None and len(self.running) > 1 and self._last_in(sequence):
+        if slots is None and len(self.running) > 1 and sequence.sequence_id == max(self.running):
             self._preempt(sequence)
         return slots
 
     def _younger(self, sequence: Sequence) -> list[Sequence]:
         """Later arrivals that have no op in this batch."""
-        return [
-            other
-            for other in self.running.values()
-            if other.sequence_id > sequence.sequence_id and other.sequence_id not in self._busy
-        ]
-
-    def _last_in(self, sequence: Sequence) -> bool:
-        """Whether a sequence is the latest arrival of those that run."""
-        return sequence.sequence_id == max(self.running)
+        later = (s for s in self.running.values() if s.sequence_id > sequence.sequence_id)
+        return [other for other in later if other.sequence_id not in self._busy]
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the head of the queue; its rows stay in the tree as long as there is room."""
@@ -363,9 +352,8 @@ class Scheduler:
         """A splice found no slots: it waits, or becomes a re-prefill if the policy says so."""
         if not sequence.running:
             return
-        waited = self._waited.get(sequence.sequence_id, 0) + 1
-        self._waited[sequence.sequence_id] = waited
-        if self.policy.degrade(len(self.running), waited):
+        splice.waited += 1
+        if self.policy.degrade(len(self.running), splice.waited):
             self.prefix.ledger.release(splice.private)
             sequence.splice = degrade(sequence, splice)
 
@@ -404,15 +392,6 @@ class Scheduler:
         """Contexts whose rows this sequence must not give up."""
         queued = (other.view.context for other in self.waiting)
         return [*self.keepers(sequence.sequence_id), *queued]
-
-    def _uncover_last(self, sequence: Sequence) -> None:
-        """The last token is computed once more, for its logits, into a private slot."""
-        view = sequence.view
-        last = len(view) - 1
-        self.prefix.ledger.release(view.table[last : last + 1])
-        view.context = view.context.exact_from(last)
-        view.coverage = view.coverage.prefix(last)
-        sequence.computed = last
 
 
 def _last(slots: Slots) -> int:

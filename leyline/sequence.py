@@ -79,6 +79,7 @@ class Splice:
             ones.
         private: The private slots, owned by the sequence beside its old view.
         reason: Why less is kept than asked, or None.
+        waited: Steps in which no slots could be had for it.
     """
 
     request_id: int
@@ -87,6 +88,19 @@ class Splice:
     view: View
     private: Slots = field(default_factory=lambda: NO_SLOTS)
     reason: str | None = None
+    waited: int = 0
+
+    def progress(self, new: Insert) -> int:
+        """How many of an insert's rows are computed."""
+        covered = self.view.coverage
+        return len(covered.prefix(new.end)) - len(covered.prefix(new.dst))
+
+    def cover(self, start: int, length: int) -> None:
+        """Note that the next insert's rows from old position `start` on are computed."""
+        new = self.next_insert()
+        assert new is not None, "an insert was computed twice"
+        first = start - new.start + new.dst
+        self.view.coverage = self.view.coverage.add(first, first + length)
 
     def next_insert(self) -> Insert | None:
         """The first insert that still misses rows."""
@@ -162,6 +176,14 @@ class Sequence:
         """Whether nothing is left to do for a sequence that samples nothing."""
         busy = self.samples or self.edits or self.splice is not None
         return not busy and self.view.missing <= self.owed
+
+    def uncover_last(self) -> Slots:
+        """Have the last token computed once more, for its logits; returns the slot let go."""
+        last = len(self.view) - 1
+        self.view.context = self.view.context.exact_from(last)
+        self.view.coverage = self.view.coverage.prefix(last)
+        self.computed = last
+        return self.view.table[last : last + 1]
 
     def append(self, token: int) -> None:
         """Add a sampled token."""

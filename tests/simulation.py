@@ -426,16 +426,20 @@ class Trace:
             self.end(twin, "cancelled")
 
     def cancel_edit(self) -> None:
-        """A caller takes back the last edit that was asked for."""
+        """A caller takes back an edit that was asked for, and with it those behind it."""
         busy = [twin for twin in self.live.values() if twin.work.edits]
         if not busy:
             return
         twin = self.random.choice(busy)
-        number, request = twin.work.sequence_id, twin.work.edits[-1].request_id
+        waiting = [edit.request_id for edit in twin.work.edits]
+        at = self.random.randrange(len(waiting))
+        number, request = twin.work.sequence_id, waiting[at]
         self.log("cancel edit", number, request)
         atomic(self, twin, lambda: self.scheduler.cancel_edit(number, request))
-        require("atomic", all(e.request_id != request for e in twin.work.edits), "edit stayed")
-        self.answer(twin, request, "cancelled")
+        left = [edit.request_id for edit in twin.work.edits]
+        require("atomic", left == waiting[:at], "an edit stayed that counted on a cancelled one")
+        for dropped in waiting[at:]:
+            self.answer(twin, dropped, "cancelled")
 
     def forget_talk(self) -> None:
         """A session is deleted."""

@@ -269,6 +269,35 @@ def test_a_cancelled_edit_is_done_or_not_done(engine: Engine, steps: int) -> Non
     assert session.info == before
 
 
+def test_cancelling_an_edit_ends_those_behind_it_which_counted_on_it(engine: Engine) -> None:
+    chat = engine.session("s")
+    chat.chat("tell me something long", max_tokens=4, temperature=0)
+    length, before = len(chat.tokens), chat.tokens
+    first = engine.submit_directives("s", [Directive(2, 2, tuple(range(65, 75)))])
+    behind = engine.submit_directives("s", [Directive(length + 5, length + 9)])
+    engine.cancel(first)
+    events = drain(engine)
+    assert [e.request_id for e in events if isinstance(e, Failure)] == [first, behind]
+    assert chat.tokens == before and not chat.info.busy
+    assert_at_rest(engine)
+
+
+def test_a_session_is_free_at_once_when_its_last_waiting_edit_is_cancelled(engine: Engine) -> None:
+    chat = engine.session("s")
+    chat.chat("tell me something long", max_tokens=4, temperature=0)
+    done = engine.submit_directives("s", [Directive(2, 4)])
+    taken_back = engine.submit_directives("s", [Directive(2, 3)])
+    events = engine.step()
+    while chat.version == 0:
+        events += engine.step()
+    engine.cancel(taken_back)
+    events += engine.step() + engine.step()
+    assert isinstance(ending(events, done), EditResult)
+    assert isinstance(ending(events, taken_back), Failure)
+    assert not engine.has_work and not chat.info.busy
+    assert_at_rest(engine)
+
+
 def test_an_unknown_or_finished_request_is_cancelled_in_vain(engine: Engine) -> None:
     request = engine.submit_chat(HELLO, LONG, session_id="s")
     drain(engine)

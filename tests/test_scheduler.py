@@ -316,10 +316,10 @@ def test_a_cancelled_edit_leaves_the_turn_as_it_was() -> None:
     later = bench.ask(work, Directive(0, 1, (2,)))
     bench.step()
     assert work.splice is not None and len(work.splice.private) == 2
-    bench.scheduler.cancel_edit(work.sequence_id, request)
-    assert work.splice is None and [e.request_id for e in work.edits] == [later]
-    bench.scheduler.cancel_edit(work.sequence_id, later)
-    bench.scheduler.cancel_edit(99, later)
+    assert bench.scheduler.cancel_edit(99, later) == []
+    assert bench.scheduler.cancel_edit(work.sequence_id, request) == [request, later]
+    assert work.splice is None and not work.edits
+    assert bench.scheduler.cancel_edit(work.sequence_id, later) == []
     assert bench.drain(2) == [Sampled(1, 2), Ended(1, "length")]
     assert work.view.whole().tokens == (1, 2, 1, 2)
 
