@@ -176,12 +176,20 @@ def _choose_backend(backend: str | None, device: torch.device) -> str:
         return "triton" if device.type == "cuda" else "torch"
     if backend not in ("torch", "triton"):
         raise ConfigError(f"backend is {backend!r}; allowed: torch, triton.", param="backend")
-    interpreted = triton is not None and triton.knobs.runtime.interpret
-    if backend == "triton" and device.type != "cuda" and not interpreted:
+    if backend == "triton" and device.type != "cuda" and not _interpreted():
         raise ConfigError(
             f"The Triton backend needs a GPU, and the cache is on {device.type}.", param="backend"
         )
     return backend
+
+
+def _interpreted() -> bool:
+    """Whether Triton runs its kernels in its interpreter, which needs no GPU."""
+    if triton is None:
+        return False
+    from triton import knobs
+
+    return knobs.runtime.interpret
 
 
 def _check(
