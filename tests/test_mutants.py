@@ -18,7 +18,7 @@ import leyline.scheduler
 import leyline.splice
 from leyline.batch import Batch, Ended, Event, Move, Slots, StepOutput
 from leyline.cache import radix
-from leyline.cache.ledger import Ledger
+from leyline.cache.ledger import NO_SLOTS, Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.cache.radix import Node, RadixTree
 from leyline.context import Context, Piece
@@ -358,7 +358,7 @@ def the_last_row_is_taken_from_the_tree(patch: Patch) -> None:
 
 @mutant("last row")
 def an_edit_leaves_the_last_row_covered(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_uncover_last", lambda self, sequence: None)
+    patch.setattr(Sequence, "uncover_last", lambda self: NO_SLOTS)
 
 
 @mutant("last row", "ledger")
