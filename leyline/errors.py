@@ -106,3 +106,11 @@ def internal(cause: Exception) -> LeylineError:
     if isinstance(cause, LeylineError):
         return cause
     return LeylineError(f"The engine could not run this request ({type(cause).__name__}).")
+
+
+def superseded() -> LeylineError:
+    """Why an edit ends when one in front of it is cancelled."""
+    return CancelledError(
+        "An edit in front of this one was cancelled, and its positions counted on it; nothing has "
+        "changed. Look at the session and send it again."
+    )

@@ -106,7 +106,9 @@ class Job:
             return
         kept = self._kept()
         self.session.context = self._context(len(self.work.generated) - len(kept))
-        self.session.computed = self.work.view.coverage.reach
+        # A preempted sequence has no coverage; a stop string leaves rows behind the context's end.
+        computed = max(self.work.view.coverage.reach, self.work.computed)
+        self.session.computed = min(computed, len(self.session.context))
         if self.reply is not None:
             self.session.transcript = self.rendered + self._told(kept, tokenizer)
 

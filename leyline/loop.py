@@ -27,6 +27,7 @@ from leyline.errors import (
     LeylineError,
     SessionBusyError,
     internal,
+    superseded,
 )
 from leyline.events import EngineEvent, Failure, FinishReason, SessionInfo
 from leyline.job import Job
@@ -90,6 +91,8 @@ class EngineLoop:
     def close(self) -> None:
         """Give the memory back; requests under way end without an answer. Safe to call twice."""
         self._parts = None
+        for session in self.sessions:
+            session.sequence_id = None
         self._jobs.clear()
         self._outbox.clear()
 
@@ -221,6 +224,9 @@ class EngineLoop:
         except Exception as error:
             logger.exception("A batch failed; its requests end with an error.")
             self._fail(scheduler.fail(batch), internal(error))
+        except BaseException:  # Ctrl-C in a notebook: nothing of the batch may land
+            self._fail(scheduler.fail(batch), CancelledError("The step was interrupted."))
+            raise
         else:
             # An empty batch is committed too: cancelling may have left a sequence nothing to do.
             for event in scheduler.commit(batch, output):
@@ -302,7 +308,7 @@ class EngineLoop:
         error = CancelledError("The edit was cancelled; nothing has changed.")
         for dropped in self.parts.scheduler.cancel_edit(job.request_id, request_id):
             del job.waiting[dropped]
-            self._outbox.append(Failure(dropped, error if dropped == request_id else _superseded()))
+            self._outbox.append(Failure(dropped, error if dropped == request_id else superseded()))
         if job.reply is None and not job.waiting and not job.results:
             self._close(job, None)
 
@@ -343,10 +349,10 @@ class EngineLoop:
 
     def _start(self, job: Job) -> Job:
         """Hand a job to the scheduler."""
+        self.parts.scheduler.add(job.work)
         self._jobs[job.request_id] = job
         if job.session is not None:
             job.session.sequence_id = job.request_id
-        self.parts.scheduler.add(job.work)
         return job
 
     def _job(self, session: Session) -> Job | None:
@@ -387,11 +393,3 @@ def _edit_work(request_id: int, session: Session) -> Work:
     """The sequence that edits an idle session: it samples nothing."""
     length, computed = len(session.context), session.computed
     return Work(request_id, View(session.context), computed=computed, owed=length - computed)
-
-
-def _superseded() -> LeylineError:
-    """Why an edit ends when one in front of it is cancelled."""
-    return CancelledError(
-        "An edit in front of this one was cancelled, and its positions counted on it; nothing has "
-        "changed. Look at the session and send it again."
-    )

@@ -298,6 +298,33 @@ def test_a_session_is_free_at_once_when_its_last_waiting_edit_is_cancelled(engin
     assert_at_rest(engine)
 
 
+def test_a_session_whose_turn_ended_at_a_long_stop_string_can_be_edited(engine: Engine) -> None:
+    chat = engine.session("s")
+    text = engine.session("probe").chat("tell me something", max_tokens=12, temperature=0).text
+    assert len(text) > 6
+    chat.chat("tell me something", max_tokens=12, temperature=0, stop=text[3:6])
+    session = engine.sessions.get("s")
+    assert session.computed <= len(session.context)
+    assert chat.splice(2, 4).version == 1
+    assert not engine.has_work
+    assert_at_rest(engine)
+
+
+def test_an_interrupted_step_lands_nothing_and_leaks_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Batch) -> StepOutput:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.parts.executor, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.chat("tell me something")
+    drain(engine)
+    assert_at_rest(engine)
+    assert engine.chat("tell me something", max_tokens=2).usage.completion_tokens <= 2
+
+
 def test_an_unknown_or_finished_request_is_cancelled_in_vain(engine: Engine) -> None:
     request = engine.submit_chat(HELLO, LONG, session_id="s")
     drain(engine)
