@@ -100,11 +100,11 @@ class Job:
             session.version if session else None,
         )
 
-    def hand_over(self, tokenizer: Tokenizer) -> None:
-        """Let the session go on from what the sequence has."""
+    def hand_over(self, tokenizer: Tokenizer, *, answered: bool = True) -> None:
+        """Let the session go on from what the sequence has, without a reply nobody got."""
         if self.session is None:
             return
-        kept = self._kept()
+        kept = self._kept() if answered else ()
         self.session.context = self._context(len(self.work.generated) - len(kept))
         # A preempted sequence has no coverage; a stop string leaves rows behind the context's end.
         computed = max(self.work.view.coverage.reach, self.work.computed)

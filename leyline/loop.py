@@ -282,7 +282,7 @@ class EngineLoop:
         self._outbox += [Failure(request_id, error) for request_id in job.waiting]
         job.waiting.clear()
         if job.edited:
-            job.hand_over(self.tokenizer)
+            job.hand_over(self.tokenizer, answered=False)
         elif job.session is not None and not len(job.session.context):
             self.sessions.delete(job.session)
 

@@ -310,6 +310,30 @@ def test_a_session_whose_turn_ended_at_a_long_stop_string_can_be_edited(engine: 
     assert_at_rest(engine)
 
 
+def test_a_retry_of_a_cancelled_turn_keeps_the_edit_that_committed_during_it(
+    engine: Engine,
+) -> None:
+    messages = [{"role": "user", "content": "tell me something long"}]
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    turn = engine.submit_chat(messages, params, session_id="s")
+    for _ in range(6):
+        engine.step()
+    edit = engine.submit_directives("s", [Directive(2, 6)])
+    events: list[EngineEvent] = []
+    while not any(isinstance(e, EditResult) and e.request_id == edit for e in events):
+        events += engine.step()
+    engine.cancel(turn)
+    drain(engine)
+    rendered = len(engine.tokenizer.encode(engine.tokenizer.render(messages)))
+    info = engine.session_info("s")
+    assert info.version == 1 and info.context_length == rendered - 4
+    again = engine.submit_chat(messages, params, session_id="s")
+    answer = ending(drain(engine), again)
+    assert isinstance(answer, Completion)
+    assert answer.usage.prompt_tokens == rendered - 4 and answer.usage.spliced_tokens > 0
+    assert_at_rest(engine)
+
+
 def test_an_interrupted_step_lands_nothing_and_leaks_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
