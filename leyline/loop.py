@@ -343,6 +343,7 @@ class EngineLoop:
             sampling=params,
             max_tokens=min(params.max_tokens or room, room),
             stop_ids=frozenset() if params.ignore_eos else self.tokenizer.stop_ids,
+            computed=session.known(context) if session else 0,
         )
         reply = Reply(self.tokenizer.stream(), params.stop)
         return self._start(Job(work, session, reply, rendered)).request_id

@@ -44,6 +44,10 @@ class Session:
         """Whether a turn or an edit is under way."""
         return self.sequence_id is not None
 
+    def known(self, context: Context) -> int:
+        """Leading positions of a context whose rows this session has had at some time."""
+        return min(self.computed, context.common_prefix(self.context))
+
     def appended(self, rendered: str, context_text: str) -> str | None:
         """What a rendering adds to the conversation, or None if it is something else.
 

@@ -334,6 +334,21 @@ def test_a_retry_of_a_cancelled_turn_keeps_the_edit_that_committed_during_it(
     assert_at_rest(engine)
 
 
+def test_an_edit_of_a_turn_whose_rows_were_evicted_says_why_it_kept_less(engine: Engine) -> None:
+    chat = engine.session("s")
+    chat.chat("tell me something " * 8, max_tokens=4, temperature=0)
+    prefix = engine.parts.scheduler.prefix
+    prefix.reclaim(prefix.ledger.num_slots)
+    messages = [*chat.messages, {"role": "user", "content": "and then?"}]
+    engine.submit_chat(messages, SamplingParams(max_tokens=2, temperature=0), session_id="s")
+    engine.step()
+    edit = engine.submit_directives("s", [Directive(2, 6)])
+    result = ending(drain(engine), edit)
+    assert isinstance(result, EditResult)
+    (receipt,) = result.receipts
+    assert receipt.recomputed > 20 and receipt.reason is not None
+
+
 def test_an_interrupted_step_lands_nothing_and_leaks_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

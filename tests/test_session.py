@@ -90,3 +90,10 @@ def test_what_a_rendering_adds(
 ) -> None:
     session = Session("s", Context(), transcript)
     assert session.appended(rendered, context) == added
+
+
+def test_rows_are_known_as_far_as_the_contexts_agree_and_were_computed() -> None:
+    session = Session("s", Context.of([1, 2, 3, 4]), computed=3)
+    assert session.known(Context.of([1, 2, 3, 4, 5])) == 3
+    assert session.known(Context.of([1, 2, 9])) == 2
+    assert session.known(Context.of([1, 2, 3], b"other")) == 0
