@@ -257,14 +257,14 @@ class EngineLoop:
             self._outbox += job.report()
 
     def _complete(self, job: Job, reason: FinishReason) -> None:
-        """A sequence came to its end: answer, and go on with the edits that still wait."""
+        """A sequence came to its end, and with it its edits, for none samples while one waits."""
         if job.reply is not None:
             self._outbox.append(job.completion(reason))
         job.hand_over(self.tokenizer)
         self._close(job, None)
 
     def _close(self, job: Job, error: LeylineError | None) -> None:
-        """Forget a job; what it has not answered ends with the error, or goes on without it."""
+        """Forget a job; what it has not answered ends with the error."""
         self.parts.scheduler.finish(job.request_id)
         del self._jobs[job.request_id]
         self._outbox += job.report()
@@ -273,7 +273,6 @@ class EngineLoop:
         if job.session is not None:
             job.session.sequence_id = None
             job.session.last_used = time.monotonic()
-            self._resume_edits(job, job.session)
 
     def _refuse(self, job: Job, error: LeylineError) -> None:
         """End a job's open requests; its session keeps the edits that committed, nothing else."""
@@ -285,23 +284,6 @@ class EngineLoop:
             job.hand_over(self.tokenizer, answered=False)
         elif job.session is not None and not len(job.session.context):
             self.sessions.delete(job.session)
-
-    def _resume_edits(self, job: Job, session: Session) -> None:
-        """Ask again for the edits that a turn left over, as far as they still fit."""
-        for request in job.work.edits:
-            asked = job.waiting.get(request.request_id)
-            if asked is None:
-                continue
-            try:
-                self._checked(session, request.directives)
-            except LeylineError as error:
-                self._outbox.append(Failure(request.request_id, error))
-                continue
-            other = self._job(session)
-            if other is None:
-                other = self._start(Job(_edit_work(request.request_id, session), session))
-            other.work.edits.append(request)
-            other.waiting[request.request_id] = asked
 
     def _cancel_edit(self, job: Job, request_id: int) -> None:
         """Drop an edit that has not committed."""

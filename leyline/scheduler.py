@@ -281,7 +281,7 @@ class Scheduler:
         return [Sampled(op.sequence_id, token), *self._stop(sequence, token)]
 
     def _stop(self, sequence: Sequence, token: int) -> list[Event]:
-        """End the sequence at a stop token or at its length limit; edits that wait come first."""
+        """End the sequence at a stop token or at its length limit."""
         if token in sequence.stop_ids:
             return [self._end(sequence, "stop")]
         over = len(sequence.generated) >= sequence.max_tokens
@@ -311,10 +311,7 @@ class Scheduler:
         sequence.view.table = np.array(slots)
         sequence.running = True
         self.running[sequence.sequence_id] = sequence
-        if sequence.cached is None:
-            sequence.cached = len(slots)
-            sequence.spliced = context.num_grafted(len(slots))
-            sequence.prompt_len = len(context)
+        sequence.count_hit(len(slots))
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether the policy lets a waiting sequence start now."""

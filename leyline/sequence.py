@@ -133,7 +133,7 @@ class Sequence:
         generated: Tokens sampled so far, edits or not.
         edits: Edits that wait for the next step, first come first served.
         splice: The edit that is under way.
-        cached: Rows found at first admission, and
+        cached: Rows found at first admission and never computed since, and
         spliced: how many of those are grafted; None before it.
         prompt_len: Context length at first admission.
         degraded: Whether a graft was lost and had to be computed from the edited tokens.
@@ -176,6 +176,15 @@ class Sequence:
         """Whether nothing is left to do for a sequence that samples nothing."""
         busy = self.samples or self.edits or self.splice is not None
         return not busy and self.view.missing <= self.owed
+
+    def count_hit(self, num_rows: int) -> None:
+        """Note how many rows an admission found; a later one can only find fewer of the first."""
+        context = self.view.context
+        if self.cached is None:
+            self.cached, self.prompt_len = num_rows, len(context)
+            self.spliced = context.num_grafted(num_rows)
+        self.cached = min(self.cached, num_rows)
+        self.spliced = min(self.spliced, context.num_grafted(self.cached))
 
     def uncover_last(self) -> Slots:
         """Have the last token computed once more, for its logits; returns the slot let go."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import torch
 
 from leyline import Directive, Engine, Mode, SamplingParams
 from leyline.events import Completion, EditResult
+from leyline.model.parameters import parameter_shapes
 
 TOOL_TOKENS = 600
 STUB_TOKENS = 10
@@ -113,8 +115,7 @@ def bounds_ms(engine: Engine, forget: Sample, amortize: Sample) -> dict[str, flo
     """The least that each arm could take here, from the weights read and the rows touched."""
     multiply_adds, bytes_s = rates()
     shape = engine.parts.executor.model.config
-    layer = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.intermediate_size
-    weights = shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size
+    weights = sum(math.prod(dimensions) for _, dimensions in parameter_shapes(shape))
     computed = {"forget": forget, "amortize": amortize}
     rows = {
         name: sum(receipt.recomputed + receipt.inserted for receipt in sample.edit.receipts)
@@ -125,10 +126,11 @@ def bounds_ms(engine: Engine, forget: Sample, amortize: Sample) -> dict[str, flo
     band = engine.parts.cache.kpe
     turned = sum(r.moved_in_place for r in amortize.edit.receipts)
     turn_s = 2 * turned * shape.num_hidden_layers * band.shape[2] * band.element_size() / bytes_s
-    read_s = 2 * weights / bytes_s
+    # Two forward passes, for the stub and for the next message; each reads every bf16 weight.
+    read_s = 2 * (2 * weights / bytes_s)
     return {
         "forget": 1e3 * (rows["forget"] * weights / multiply_adds),
-        "amortize": 1e3 * (max(rows["amortize"] * weights / multiply_adds, 3 * read_s) + turn_s),
+        "amortize": 1e3 * (max(rows["amortize"] * weights / multiply_adds, read_s) + turn_s),
     }
 
 

@@ -292,6 +292,19 @@ def test_a_splice_waits_for_its_patience_before_it_degrades() -> None:
     assert DEFAULT.degrade(1, 0)
 
 
+def test_rows_that_a_preempted_turn_lost_no_longer_count_as_cached() -> None:
+    bench = Bench()
+    edited = bench.edit(bench.file(1, 2, 1, 2), Directive(1, 2), computed=4)
+    bench.drain()
+    work = bench.turn(edited.view.whole().append([2]), max_tokens=4)
+    bench.step(1)
+    assert (work.cached, work.spliced) == (3, 2)
+    bench.scheduler._preempt(work)
+    bench.prefix.reclaim(bench.ledger.num_slots - 2)
+    bench.plan()
+    assert work.degraded and (work.cached, work.spliced) == (2, 1) and work.prompt_len == 4
+
+
 def test_a_lost_graft_is_computed_exactly_and_is_said_to_be() -> None:
     bench = Bench()
     edited = bench.edit(bench.file(1, 2, 1, 2), Directive(1, 2), computed=4)
