@@ -1,14 +1,15 @@
-"""The command line: `leyline serve | chat | generate`.
+"""The command line: `leyline serve | chat | generate | doctor | convert`.
 
-Every flag is a field of `EngineConfig` or `ServerConfig`, with that field's help text; nothing is
-said twice. Exit codes: 0 after a clean end, 1 if the model or the server could not start, 2 for
-wrong flags.
+Every flag of the engine or the server is a field of `EngineConfig` or `ServerConfig`, with that
+field's help text; nothing is said twice. Exit codes: 0 after a clean end, 1 if the model or the
+server could not start, or a model not be told about or converted, 2 for wrong flags.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import sys
 import types
 import typing
@@ -26,10 +27,26 @@ DESCRIPTION = """\
 Serve a model with multi-head latent attention and edit its cached context.
 
   leyline serve                     serve the embedded SmolLM2-135M-Instruct on port 8000
-  leyline serve --model FOLDER      serve a model folder
+  leyline serve MODEL               serve a model: a folder, or its id on the hub
   leyline chat                      talk to the model in this terminal
   leyline generate "Once upon"      continue a text
+  leyline doctor MODEL              tell what would happen, without loading it
+  leyline convert LLAMA FOLDER      rewrite a llama exactly as a model with latent attention
 """
+MODEL_HELP = "The model, as with --model."
+# What of the engine matters to a model that is only looked at.
+DOCTOR_FLAGS = (
+    "model",
+    "dtype",
+    "device",
+    "max_model_len",
+    "kv_cache_tokens",
+    "kv_rope_dtype",
+    "revision",
+    "download_dir",
+    "progress",
+)
+CONVERT_DTYPES = ("auto", "float32", "float16", "bfloat16")
 SAMPLING_HELP = {
     "temperature": "Randomness; 0 always takes the most likely token.",
     "top_p": "Keep the smallest set of tokens whose probability reaches this.",
@@ -68,18 +85,62 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = _command(commands, "serve", "serve the model over HTTP", _serve)
     _add_flags(serve, ServerConfig)
+    _add_model(serve)
     chat = _command(commands, "chat", "talk to the model in this terminal", _chat)
     _add_sampling(chat)
     generate = _command(commands, "generate", "continue a text", _generate)
     generate.add_argument("prompt", help="Text to continue; - reads it from standard input.")
     _add_sampling(generate)
+    _add_doctor(commands)
+    _add_convert(commands)
     return parser
+
+
+def _add_doctor(commands: Any) -> None:
+    from leyline.model.presets import HUB_IDS
+
+    doctor = _subparser(commands, "doctor", "tell what would happen, without loading it", _doctor)
+    _add_model(doctor)
+    _add_flags(doctor, EngineConfig, DOCTOR_FLAGS)
+    doctor.add_argument(
+        "--preset",
+        choices=tuple(HUB_IDS),
+        default=argparse.SUPPRESS,
+        help="A known model, in place of a folder or hub id.",
+    )
+    doctor.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="Print JSON."
+    )
+
+
+def _add_convert(commands: Any) -> None:
+    summary = "rewrite a llama exactly as a model with latent attention"
+    convert = _subparser(commands, "convert", summary, _convert)
+    convert.add_argument(
+        "source", metavar="LLAMA", help="A GGUF file, a folder of safetensors, or a hub id."
+    )
+    convert.add_argument("target", metavar="FOLDER", help="The model folder to make.")
+    convert.add_argument(
+        "--dtype",
+        choices=CONVERT_DTYPES,
+        default="auto",
+        help="Dtype to write; auto keeps the source's, and writes float32 for a quantised GGUF.",
+    )
+    _add_flags(convert, EngineConfig, ("progress",))
 
 
 def _command(
     commands: Any, name: str, summary: str, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     """A subcommand with the engine's flags."""
+    command = _subparser(commands, name, summary, run)
+    _add_flags(command, EngineConfig)
+    return command
+
+
+def _subparser(
+    commands: Any, name: str, summary: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
         help=summary,
@@ -87,15 +148,24 @@ def _command(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     command.set_defaults(run=run)
-    _add_flags(command, EngineConfig)
     return command
 
 
-def _add_flags(parser: argparse.ArgumentParser, config: type) -> None:
-    """One flag a field of a config dataclass."""
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """The model by its place, for who is used to that."""
+    parser.add_argument(
+        "named", nargs="?", metavar="MODEL", help=MODEL_HELP, default=argparse.SUPPRESS
+    )
+
+
+def _add_flags(
+    parser: argparse.ArgumentParser, config: type, names: Sequence[str] | None = None
+) -> None:
+    """One flag a field of a config dataclass, or of those named."""
     hints = typing.get_type_hints(config)
     for entry in fields(config):
-        _add_flag(parser, entry, hints[entry.name])
+        if names is None or entry.name in names:
+            _add_flag(parser, entry, hints[entry.name])
 
 
 def _add_flag(parser: argparse.ArgumentParser, entry: Field[Any], hint: Any) -> None:
@@ -137,7 +207,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def _config(kind: type, arguments: argparse.Namespace) -> Any:
     """A config from those of its flags that were given."""
-    given = vars(arguments)
+    given = dict(vars(arguments))
+    if "named" in given and given.setdefault("model", given["named"]) != given["named"]:
+        raise ConfigError("Two models are named; name one.", param="model")
     return kind(**{entry.name: given[entry.name] for entry in fields(kind) if entry.name in given})
 
 
@@ -154,6 +226,27 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     with Engine(_config(EngineConfig, arguments)) as engine:
         serve(engine, config, on_ready=_ready)
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    config = _config(EngineConfig, arguments)
+    given = vars(arguments)
+    if "preset" in given and config.model:
+        raise ConfigError("A model and a preset are named; name one.", param="preset")
+    from leyline.doctor import diagnose
+
+    diagnosis = diagnose(config, given.get("preset", ""))
+    print(diagnosis.to_json() if "json" in given else diagnosis)
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    progress = _config(EngineConfig, arguments).progress
+    from leyline.convert import convert
+
+    done = convert(arguments.source, arguments.target, dtype=arguments.dtype, progress=progress)
+    print(f"{done}\nTry:\n  leyline serve {shlex.quote(str(done.folder))}")
     return 0
 
 

@@ -1,82 +1,31 @@
-"""Chat templates: messages to prompt text, in a sandbox.
+"""Chat templates: messages to prompt text, in a sandbox (`leyline.template_sandbox`).
 
-A template is code that came with the model folder, so it runs in jinja2's immutable sandbox and
-nowhere else: private attributes, imports and files are out of its reach (CVE-2026-5760 is what
-happens otherwise). It gets the helpers that transformers offers (`tojson`, `raise_exception`,
-`strftime_now`, loop controls, the `generation` block), since published templates rely on them.
+Templates differ in what they expect of a message: some read lists of text parts, some only strings;
+some look for a null beside tool calls, others print it as "None"; some walk over a call's
+arguments, others append them as JSON text. A template does not say which, so it is asked: a few
+probes are rendered when it is loaded, and every later message is given in the form that it writes
+well. So a null, an absent and an empty content give the same prompt, and a tool call is never lost.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from leyline.errors import InvalidRequestError, ModelError
+from leyline.template_meter import METER, Meter, plain_copy
+from leyline.template_sandbox import TemplateSandbox
 
-PART_SEPARATOR = "\n"  # between the text parts of one message, as vLLM and llama.cpp join them
-
-
-class GenerationBlock(Extension):
-    """`{% generation %} ... {% endgeneration %}`: marks replies for training; here, just text."""
-
-    tags: ClassVar[set[str]] = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Drop the two tags and keep what is between them."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """jinja2's immutable sandbox, which here also refuses what it would silently print as ""."""
-
-    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """Refuse an unsafe attribute at once.
-
-        Raises:
-            SecurityError: Always.
-        """
-        raise SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is not allowed")
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own tojson escapes HTML characters, which models have never seen in training.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _sandbox() -> TemplateSandbox:
-    sandbox = TemplateSandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, GenerationBlock]
-    )
-    sandbox.filters["tojson"] = _tojson
-    sandbox.globals["raise_exception"] = _raise_exception
-    sandbox.globals["strftime_now"] = _strftime_now
-    return sandbox
+# Between the text parts of one message, where the template puts nothing of its own: as vLLM and
+# llama.cpp join them.
+PART_SEPARATOR = "\n"
+MAX_REASON = 300  # characters of a template's own words in an error
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # by different clients
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -92,12 +41,15 @@ def _part_text(part: Any, where: str) -> str:
     )
 
 
-def content_text(content: Any, where: str = "content") -> str | None:
+def content_text(
+    content: Any, where: str = "content", separator: str = PART_SEPARATOR
+) -> str | None:
     """Turn a message's content into text.
 
     Args:
-        content: A string, None, or a list of text parts, which are joined with a line break.
+        content: A string, None, or a list of text parts, which are joined.
         where: The field's name for error messages.
+        separator: What joins them.
 
     Raises:
         InvalidRequestError: If it is anything else, such as a list with an image in it.
@@ -106,28 +58,54 @@ def content_text(content: Any, where: str = "content") -> str | None:
         return content
     if isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
         texts = [_part_text(part, f"{where}[{index}]") for index, part in enumerate(content)]
-        return PART_SEPARATOR.join(texts)
+        return separator.join(texts)
     raise InvalidRequestError(
         f"{where} must be a string, null or a list of text parts, not {type(content).__name__}.",
         param=where,
     )
 
 
-def _mapping_arguments(call: Any) -> Any:
-    """Return a tool call whose arguments are a mapping: templates walk over its items."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form in which a template writes messages well.
+
+    Attributes:
+        part_separator: What it puts between the text parts of a message.
+        null_content: Whether it wants null, not "", as the content beside tool calls.
+        text_arguments: Whether it wants a call's arguments as JSON text, not as a mapping.
+        list_content: Whether it reads no strings, only lists of parts.
+    """
+
+    part_separator: str = PART_SEPARATOR
+    null_content: bool = False
+    text_arguments: bool = False
+    list_content: bool = False
+
+
+def _formed_call(call: Any, form: Form) -> Any:
+    """Return a tool call with its arguments in the template's form."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping):
         return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    if not isinstance(arguments, dict):
-        return call
+    arguments = _formed_arguments(function.get("arguments") or {}, form)
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _plain_message(message: Any, index: int) -> dict[str, Any]:
+def _formed_arguments(arguments: Any, form: Form) -> Any:
+    """Turn an object into its JSON text or back; what is neither stays as it is."""
+    if form.text_arguments:
+        is_object = isinstance(arguments, Mapping)
+        return json.dumps(dict(arguments), ensure_ascii=False) if is_object else arguments
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _plain_message(message: Any, index: int, form: Form) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
         raise InvalidRequestError(f"{where} must be an object with a role.", param=where)
@@ -136,18 +114,28 @@ def _plain_message(message: Any, index: int) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{where}.role must be a non-empty string such as 'user'.", param=f"{where}.role"
         )
-    plain = {**message, "content": content_text(message.get("content"), f"{where}.content")}
-    if isinstance(message.get("tool_calls"), Sequence):
-        plain["tool_calls"] = [_mapping_arguments(call) for call in message["tool_calls"]]
-    if plain["content"] is None and not plain.get("tool_calls"):
-        plain["content"] = ""
+    plain = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((plain[name] for name in REASONING_FIELDS if name in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    calls = plain.get("tool_calls")
+    if isinstance(calls, Sequence) and not isinstance(calls, str):
+        plain["tool_calls"] = [_formed_call(call, form) for call in calls]
+    content = content_text(plain.get("content"), f"{where}.content", form.part_separator)
+    empty = None if plain.get("tool_calls") and form.null_content else ""
+    plain["content"] = content or empty
+    if form.list_content and plain["content"] is not None:
+        plain["content"] = [{"type": "text", "text": plain["content"]}]
     return plain
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return copies of the messages in the one form that templates are given.
+def plain_messages(
+    messages: Sequence[Mapping[str, Any]], form: Form | None = None
+) -> list[dict[str, Any]]:
+    """Return copies of the messages in the one form that a template is given.
 
-    Content is a string; it stays None only beside tool calls, where templates look for that.
+    Content is a string, or null beside tool calls where the template wants that. Fields that are
+    null are left out, and reasoning has all its names.
 
     Raises:
         InvalidRequestError: If the list is empty or a message is malformed; names the field.
@@ -156,32 +144,41 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         raise InvalidRequestError("messages must be a list of messages.", param="messages")
     if not messages:
         raise InvalidRequestError("messages is empty; send at least one message.", param="messages")
-    return [_plain_message(message, index) for index, message in enumerate(messages)]
-
-
-def _without_null(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**message, "content": message["content"] or ""} for message in messages]
+    form = form or Form()
+    return [_plain_message(message, index, form) for index, message in enumerate(messages)]
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A compiled chat template, or two.
 
     Args:
         source: The jinja2 text.
         special_tokens: Texts that the template may name, such as `bos_token`.
+        tool_source: The text to take instead where tools are given.
+
+    Attributes:
+        source: As given.
 
     Raises:
-        ModelError: If the text is not a valid template.
+        ModelError: If a text is not a valid template, or does what no template may do.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        self._special_tokens = dict(special_tokens or {})
-        try:
-            self._template = _sandbox().from_string(source)
-        except jinja2.TemplateError as error:
-            line = getattr(error, "lineno", None)
-            place = f" (line {line})" if line else ""
-            raise ModelError(f"The model's chat template is not valid{place}: {error}") from error
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        tool_source: str | None = None,
+    ) -> None:
+        tokens = dict(special_tokens or {})
+        self.source = source
+        self._default = _Program(source, tokens)
+        self._for_tools = _Program(tool_source, tokens) if tool_source else self._default
+
+    @property
+    def form(self) -> Form:
+        """The form in which it is given messages."""
+        return self._default.form
 
     def render(
         self,
@@ -196,35 +193,106 @@ class ChatTemplate:
         Raises:
             InvalidRequestError: If the messages are malformed, or the template refuses them.
         """
-        plain = plain_messages(messages)
-        known = {
+        program = self._for_tools if tools else self._default
+        given = {
             "documents": None,
-            **self._special_tokens,
             **variables,
+            "messages": plain_messages(messages, program.form),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render({**known, "messages": plain})
-        except TypeError:
-            # Simple templates add content to strings and cannot take the None beside tool calls.
-            return self._render_checked({**known, "messages": _without_null(plain)})
+            return program.text(given)
         except Exception as error:
             raise _refusal(error) from error
 
-    def _render_checked(self, variables: Mapping[str, Any]) -> str:
+
+class _Program:
+    """A compiled template, and the form it wants."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = special_tokens
         try:
-            return self._template.render(variables)
+            self._template = TemplateSandbox().compiled(source)
+            self.form = Form()
+            separator, list_content = self._content_form()
+            self.form = Form(separator, *self._call_form(), list_content)
+        except SecurityError as error:
+            raise ModelError(f"The model's chat template is refused: {_brief(error)}.") from error
         except Exception as error:
-            raise _refusal(error) from error
+            line = getattr(error, "lineno", None)
+            place = f" (line {line})" if line else ""
+            raise ModelError(
+                f"The model's chat template is not valid{place}: {_brief(error)}"
+            ) from error
+
+    def text(self, variables: Mapping[str, Any]) -> str:
+        """Render; any exception may come out of foreign code."""
+        known: dict[int, int] = {}
+        given, size = plain_copy({**self._special_tokens, **variables}, known)
+        token = METER.set(Meter(known, size))
+        try:
+            return self._template.render(given)
+        finally:
+            METER.reset(token)
+
+    def _content_form(self) -> tuple[str, bool]:
+        """What it puts between text parts, if it takes them; whether it takes nothing else."""
+        first, second = "Birds", "Fishes"
+        parts = [{"type": "text", "text": word} for word in (first, second)]
+        both = self._content(parts)
+        gap, found, _ = both.partition(first)[2].partition(second)
+        separator = gap if found and not gap.strip() else PART_SEPARATOR
+        if first in self._content(parts[:1]) and first not in self._content(first):
+            return separator, True
+        takes_parts = self._content(first + separator + second) == both
+        return separator if takes_parts else PART_SEPARATOR, False
+
+    def _content(self, content: Any) -> str:
+        return self._probe([{"role": "user", "content": content}]) or ""
+
+    def _call_form(self) -> tuple[bool, bool]:
+        """Whether it wants a null content beside tool calls, and their arguments as JSON text."""
+        for null_content in (False, True):
+            for text_arguments in (False, True):
+                arguments: Any = {"bird": "owl"}
+                if text_arguments:
+                    arguments = json.dumps(arguments)
+                function = {"name": "find_birds", "arguments": arguments}
+                calls = [{"id": "call_0", "type": "function", "function": function}]
+                content = None if null_content else ""
+                reply = {"role": "assistant", "content": content, "tool_calls": calls}
+                text = self._probe([{"role": "user", "content": "Find one."}, reply]) or ""
+                # Python's own spelling of a mapping, and JSON in JSON, are nobody's wish.
+                if "find_birds" in text and not any(odd in text for odd in ("{'bird'", '{\\"bird')):
+                    return null_content, text_arguments
+        return False, False
+
+    def _probe(self, messages: list[dict[str, Any]]) -> str | None:
+        """Render a conversation that the template may not like."""
+        given = {"messages": messages, "tools": None, "documents": None}
+        try:
+            return self.text({**given, "add_generation_prompt": False})
+        except SecurityError:
+            raise
+        except RecursionError as error:
+            raise SecurityError("it calls itself without end") from error
+        except Exception:
+            return None
+
+
+def _brief(error: Exception) -> str:
+    """What an error says, in one line; a template may write what it likes into it."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON] + "..."
 
 
 def _refusal(error: Exception) -> InvalidRequestError:
     """Say in one sentence why a template gave up; any exception may come out of foreign code."""
     if isinstance(error, SecurityError):
-        text = f"The model's chat template tried something that is not allowed: {error}."
+        text = f"The model's chat template tried something that is not allowed: {_brief(error)}."
     elif isinstance(error, jinja2.TemplateError):
-        text = f"The model's chat template refused these messages: {error.message}"
+        text = f"The model's chat template refused these messages: {_brief(error)}"
     else:
-        text = f"The model's chat template failed on these messages: {error}"
+        text = f"The model's chat template failed on these messages: {_brief(error)}"
     return InvalidRequestError(text, param="messages")

@@ -10,39 +10,49 @@ section 3.9, "maximal subparts"); no window of earlier tokens is ever decoded ag
 from __future__ import annotations
 
 import codecs
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer as BpeTokenizer
 
+from leyline import bpe_vocabulary, tiktoken_vocabulary, tokenizer_files
+from leyline.bpe_vocabulary import BYTE_OF, BpeVocabulary
 from leyline.errors import InvalidRequestError, ModelError
-from leyline.template import ChatTemplate
+from leyline.template import PART_SEPARATOR, ChatTemplate
+from leyline.tiktoken_vocabulary import TiktokenVocabulary
 
-SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in character of every byte, and the byte it stands for."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
-    return alphabet
+__all__ = ["BYTE_OF", "TextStream", "Tokenizer", "Vocabulary", "check_text"]
 
 
-BYTE_OF = _byte_alphabet()
+class Vocabulary(Protocol):
+    """What a tokenizer needs to know of its ids; see `leyline.bpe_vocabulary`."""
 
+    kind: str
+    size: int
+    special_ids: frozenset[int]
 
-def _token_bytes(token: str) -> bytes:
-    try:
-        return bytes(BYTE_OF[character] for character in token)
-    except KeyError:  # an added token, written in plain characters
-        return token.encode("utf-8")
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text, in which the texts of special tokens are those tokens."""
+        ...
+
+    def plain_ids(self, text: str) -> list[int]:
+        """Ids of a text that is mere characters."""
+        ...
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a special token, by its text."""
+        ...
+
+    def starts_with(self, bos_id: int | None) -> bool:
+        """Whether the vocabulary itself puts this id in front of texts."""
+        ...
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes that an id stands for, or None if it has no text."""
+        ...
 
 
 def check_text(text: Any, param: str | None = None) -> str:
@@ -90,52 +100,67 @@ class TextStream:
 class Tokenizer:
     """A model folder's tokenizer; see `load`.
 
+    Args:
+        vocabulary: Ids and their texts; the library's own tokenizer will do.
+        bos_id: See below.
+        stop_ids: See below.
+        template: The chat template, if there is one.
+
     Attributes:
-        vocab_size: One more than the largest id that has a text.
+        kind: The file that the vocabulary comes from, `tokenizer.json` or `tiktoken.model`.
+        vocab_size: One more than the largest id that has a text. A model may have more rows in its
+            embedding; ids from here on are never sampled.
         bos_id: The id that plain prompts start with, or None if this model's start with none.
         stop_ids: Ids that end a reply.
+        template: The chat template, or None.
     """
 
     def __init__(
         self,
-        bpe: BpeTokenizer,
+        vocabulary: BpeTokenizer | Vocabulary,
         *,
         bos_id: int | None = None,
         stop_ids: Iterable[int] = (),
         template: ChatTemplate | None = None,
     ) -> None:
-        self._bpe = bpe
-        self._bpe.no_truncation()
-        self._bpe.no_padding()
-        added = bpe.get_added_tokens_decoder()
-        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        is_bare = isinstance(vocabulary, BpeTokenizer)
+        self._bpe = vocabulary
+        self._vocabulary: Vocabulary = BpeVocabulary(vocabulary) if is_bare else vocabulary
+        self._special_ids = self._vocabulary.special_ids
         self._bytes: dict[int, bytes] = {}
-        self._template = template
-        self.vocab_size: int = max(bpe.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.kind = self._vocabulary.kind
+        self.vocab_size = self._vocabulary.size
         self.bos_id = bos_id
         self.stop_ids = frozenset(stop_ids)
+        self.template = template
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Read `tokenizer.json` and what stands beside it in a model folder.
+        """Read the vocabulary and what stands beside it in a model folder.
 
-        The chat template is `chat_template.jinja`, else the one in `tokenizer_config.json`. Stop
-        ids are collected from `generation_config.json`, `config.json` and the eos token.
+        A `tiktoken.model` goes before a `tokenizer.json`, which somebody converted from it. Where
+        all the rest is looked for is told in `leyline.tokenizer_files`. No code of the folder runs.
 
         Raises:
             ModelError: If a file is missing, unreadable or of a kind that is not supported.
         """
         folder = Path(folder)
-        bpe = _read_bpe(folder / "tokenizer.json")
-        config = _read_json(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(config)
-        source = _template_source(folder, config)
+        config = tokenizer_files.read_json(folder / "tokenizer_config.json")
+        vocabulary = _vocabulary(folder, config)
+        tokenizer_files.check_added(config, vocabulary.id_of)
+        tokens = tokenizer_files.special_tokens(folder, config)
+        template = tokenizer_files.chat_template(folder, config, tokens)
         return cls(
-            bpe,
-            bos_id=_bos_id(bpe, config, special_tokens),
-            stop_ids=_stop_ids(folder, bpe, special_tokens),
-            template=ChatTemplate(source, special_tokens) if source is not None else None,
+            vocabulary,
+            bos_id=_bos_id(vocabulary, config, tokens),
+            stop_ids=tokenizer_files.stop_ids(folder, tokens, vocabulary.id_of, template),
+            template=template,
         )
+
+    @property
+    def part_separator(self) -> str:
+        """What `render` puts between the text parts of a message."""
+        return PART_SEPARATOR if self.template is None else self.template.form.part_separator
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
         """Return the ids of `text`, in which the texts of special tokens count as those tokens.
@@ -149,7 +174,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: If the text is not valid Unicode.
         """
-        ids = self._bpe.encode(check_text(text), add_special_tokens=False).ids
+        ids = self._vocabulary.ids(check_text(text))
         if bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
@@ -160,7 +185,7 @@ class Tokenizer:
         Raises:
             InvalidRequestError: If the text is not valid Unicode.
         """
-        return self._plain_bpe.encode(check_text(text), add_special_tokens=False).ids
+        return self._vocabulary.plain_ids(check_text(text))
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`; ids without a text count as empty.
@@ -185,13 +210,13 @@ class Tokenizer:
             InvalidRequestError: If the messages are malformed, the template refuses them, or the
                 model has no template.
         """
-        if self._template is None:
+        if self.template is None:
             raise InvalidRequestError(
                 "This model has no chat template; use plain completions, or add a "
                 "chat_template.jinja to the model folder.",
                 param="messages",
             )
-        return self._template.render(
+        return self.template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )
 
@@ -231,24 +256,12 @@ class Tokenizer:
 
     def _look_up(self, token_id: int) -> bytes:
         try:
-            token = self._bpe.id_to_token(token_id)
+            found = self._vocabulary.bytes_of(token_id)
         except (OverflowError, TypeError) as error:
             raise InvalidRequestError(
                 f"{token_id!r} is not a token id; ids run from 0 to {self.vocab_size - 1}."
             ) from error
-        if token is None:
-            return b""
-        return self._bytes.setdefault(token_id, _token_bytes(token))
-
-    @cached_property
-    def _plain_bpe(self) -> BpeTokenizer:
-        spec = json.loads(self._bpe.to_str())
-        # Runs of white space are ordinary text, even where a vocabulary lists them as added. They
-        # are named in the model's vocabulary too, or else they would be numbered afresh.
-        kept = [token for token in spec["added_tokens"] if not token["content"].strip()]
-        spec["model"]["vocab"].update({token["content"]: token["id"] for token in kept})
-        spec["added_tokens"] = kept
-        return BpeTokenizer.from_str(json.dumps(spec))
+        return b"" if found is None else self._bytes.setdefault(token_id, found)
 
 
 def _occurrences(data: bytes, wanted: bytes) -> Iterable[int]:
@@ -258,86 +271,24 @@ def _occurrences(data: bytes, wanted: bytes) -> Iterable[int]:
         at = data.find(wanted, at + len(wanted))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read an optional JSON object; {} if there is no such file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name} in the model folder cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name} in the model folder must hold a JSON object.")
-    return value
-
-
-def _read_bpe(path: Path) -> BpeTokenizer:
-    if not path.is_file():
-        raise ModelError(
-            f"The model folder {str(path.parent)!r} has no tokenizer.json. Other tokenizer files "
-            "are not supported; convert the tokenizer to a tokenizer.json first."
-        )
-    try:
-        bpe = BpeTokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"tokenizer.json in the model folder cannot be read: {error}") from error
-    if type(bpe.decoder).__name__ != "ByteLevel":
-        kind = type(bpe.decoder).__name__
-        raise ModelError(
-            f"tokenizer.json has a decoder of type {kind}; only byte-level BPE is supported."
-        )
-    return bpe
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of bos, eos, ...: each stands as a string or as an object with its content."""
-    tokens = {}
-    for name in SPECIAL_TOKEN_NAMES:
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
+def _vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
+    num_rows = tokenizer_files.embedding_rows(folder)
+    if (folder / tiktoken_vocabulary.FILE_NAME).is_file():
+        return TiktokenVocabulary.load(folder, config, num_rows)
+    if (folder / bpe_vocabulary.FILE_NAME).is_file():
+        return BpeVocabulary.load(folder, num_rows)
+    raise ModelError(
+        f"The model folder {str(folder)!r} has no tokenizer.json and no tiktoken.model. Other "
+        "tokenizer files are not supported; convert the tokenizer to a tokenizer.json first."
+    )
 
 
 def _bos_id(
-    bpe: BpeTokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+    vocabulary: Vocabulary, config: Mapping[str, Any], tokens: Mapping[str, str]
 ) -> int | None:
     """The id that this tokenizer puts in front by itself; having a bos token is not enough."""
-    bos_id = bpe.token_to_id(special_tokens.get("bos_token", ""))
+    bos_id = vocabulary.id_of(tokens.get("bos_token", ""))
     adds_bos = config.get("add_bos_token")
     if adds_bos is None:
-        adds_bos = bpe.encode("a", add_special_tokens=True).ids[:1] == [bos_id]
+        adds_bos = vocabulary.starts_with(bos_id)
     return bos_id if adds_bos else None
-
-
-def _stop_ids(folder: Path, bpe: BpeTokenizer, special_tokens: Mapping[str, str]) -> set[int]:
-    ids = set()
-    for name in ("generation_config.json", "config.json"):
-        ids.update(_eos_ids(_read_json(folder / name).get("eos_token_id"), name))
-    eos_id = bpe.token_to_id(special_tokens.get("eos_token", ""))
-    return ids if eos_id is None else ids | {eos_id}
-
-
-def _eos_ids(value: Any, name: str) -> list[int]:
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(type(token_id) is not int or token_id < 0 for token_id in ids):
-        raise ModelError(f"eos_token_id in {name} must be an id or a list of ids, not {value!r}.")
-    return ids
-
-
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise ModelError(f"chat_template.jinja cannot be read: {error}") from error
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several by name, of which the default is the chat one
-        named = [entry for entry in source if isinstance(entry, Mapping)]
-        source = next((e.get("template") for e in named if e.get("name") == "default"), None)
-    if source is not None and not isinstance(source, str):
-        raise ModelError("chat_template in tokenizer_config.json must be a text.")
-    return source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from leyline import EngineConfig, __version__
-from leyline.cli import SAMPLING_HELP, main
+from leyline.cli import DOCTOR_FLAGS, SAMPLING_HELP, main
 from leyline.errors import LeylineError
 from leyline.server.settings import ServerConfig
+from tests.llama_models import llama_model
 
 Folder = Callable[[str], Path]
 Output = pytest.CaptureFixture[str]
@@ -44,7 +46,7 @@ def one_line(output: Output) -> str:
 def test_help_names_the_commands(capsys: Output) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
-    for command in ("serve", "chat", "generate"):
+    for command in ("serve", "chat", "generate", "doctor", "convert"):
         assert f"leyline {command}" in text
 
 
@@ -68,13 +70,24 @@ def test_every_option_is_a_flag_with_its_help_and_default(command: str, capsys: 
             assert f"--{name.replace('_', '-')}" in text
 
 
-def test_help_needs_no_tensor_library() -> None:
-    code = (
-        "import sys, leyline.cli as c\ntry: c.main(['serve', '--help'])\nexcept SystemExit: pass\n"
-    )
-    code += "sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("command", ["serve", "doctor", "convert"])
+def test_help_needs_no_tensor_library(command: str) -> None:
+    code = f"import sys, leyline.cli as c\ntry: c.main(['{command}', '--help'])\n"
+    code += "except SystemExit: pass\nsys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0
+
+
+def test_the_doctor_takes_what_matters_to_it(capsys: Output) -> None:
+    assert run("doctor", "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for entry in fields(EngineConfig):
+        flag, said = f"--{entry.name.replace('_', '-')} ", " ".join(entry.metadata["help"].split())
+        if entry.name in DOCTOR_FLAGS:
+            assert said in text
+        else:
+            assert flag not in text and said not in text
+    assert "deepseek-v2-lite" in text and "--json" in text
 
 
 @pytest.mark.parametrize(
@@ -87,6 +100,11 @@ def test_help_needs_no_tensor_library() -> None:
         ["serve", "--dtype", "int4"],
         ["generate"],
         ["generate", "a", "--top-k", "1.5"],
+        ["doctor", "--preset", "deepseek-v9"],
+        ["doctor", "a", "b"],
+        ["convert"],
+        ["convert", "a"],
+        ["convert", "a", "b", "--dtype", "int4"],
     ],
 )
 def test_wrong_flags_end_with_2(arguments: list[str], capsys: Output) -> None:
@@ -103,6 +121,10 @@ def test_wrong_flags_end_with_2(arguments: list[str], capsys: Output) -> None:
         (["generate", "a", "--max-num-seqs", "0"], "max_num_seqs"),
         (["serve", "--session-ttl-s", "-1"], "session_ttl_s"),
         (["serve", "--port", "-1"], "port"),
+        (["serve", "a", "--model", "b"], "Two models"),
+        (["doctor", "a", "--model", "b"], "Two models"),
+        (["doctor", "a", "--preset", "glm-4.7-flash"], "preset"),
+        (["doctor", "--preset", "glm-4.7-flash", "--max-model-len", "999999"], "max_model_len"),
     ],
 )
 def test_values_out_of_range_end_with_2_and_one_line(
@@ -112,7 +134,7 @@ def test_values_out_of_range_end_with_2_and_one_line(
     assert said in one_line(capsys)
 
 
-@pytest.mark.parametrize("command", [["serve"], ["chat"], ["generate", "a"]])
+@pytest.mark.parametrize("command", [["serve"], ["chat"], ["generate", "a"], ["doctor"]])
 def test_an_unknown_folder_ends_with_1_and_one_line(command: list[str], capsys: Output) -> None:
     assert run(*command, "--model", "no/such/folder") == 1
     assert "no/such/folder" in one_line(capsys)
@@ -199,6 +221,44 @@ def test_serve_passes_its_flags_on_and_says_what_to_try(
     assert server.port == 0
     out = capsys.readouterr().out
     assert "http://here:1" in out and "curl http://here:1/v1/chat/completions" in out
+
+
+def test_serve_takes_the_model_by_its_place_too(
+    tiny_folder: Folder, capsys: Output, served: list[Any]
+) -> None:
+    name, *flags = small(tiny_folder("v3"))[1:]
+    assert run("serve", name, *flags, "--port", "0") == 0
+    assert run("serve", "--port", "0", *flags, "--model", name, name) == 0
+    assert [engine.model for engine, _ in served] == [name, name]
+
+
+def test_the_doctor_tells_people_and_programs(tiny_folder: Folder, capsys: Output) -> None:
+    folder = str(tiny_folder("v3"))
+    assert run("doctor", "--preset", "glm-4.7-flash") == 0
+    text = capsys.readouterr().out
+    assert "54,144 bytes a token" in text and "60,160" in text and "29.943 B" in text
+    assert run("doctor", folder, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["model"] == Path(folder).name and told["weights"]["is_complete"]
+    assert run("doctor", "--model", folder, "--json", "--kv-cache-tokens", "77") == 0
+    assert json.loads(capsys.readouterr().out)["cache"]["tokens"] == 77
+
+
+def test_convert_makes_a_folder_and_says_what_to_do_with_it(tmp_path: Path, capsys: Output) -> None:
+    llama_model("llama-gqa", tmp_path / "llama")
+    target = str(tmp_path / "a model")
+    assert run("convert", str(tmp_path / "llama"), target, "--no-progress") == 0
+    out = capsys.readouterr().out
+    assert "Largest logit difference" in out and f"leyline serve '{target}'" in out
+    assert run("doctor", target) == 0
+    assert "Llama family" in capsys.readouterr().out
+    flags = ["--no-progress", "--kv-cache-tokens", "300", "--max-tokens", "4"]
+    assert run("generate", "in the land", "--model", target, *flags) == 0
+    assert capsys.readouterr().out
+    assert run("convert", str(tmp_path / "llama"), target, "--no-progress") == 2
+    assert "not an empty folder" in one_line(capsys)
+    assert run("convert", str(tmp_path / "none"), str(tmp_path / "b"), "--no-progress") == 1
+    assert "There is no" in one_line(capsys)
 
 
 def test_an_error_of_several_lines_becomes_one(

@@ -1,5 +1,7 @@
+import base64
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as BpeTokenizer
 
 from leyline.errors import InvalidRequestError, ModelError
 from leyline.tokenizer import BYTE_OF, Tokenizer, check_text
@@ -15,6 +18,7 @@ from tests.embedded_fixtures import embedded_model
 
 BAR_TOKEN = "<\uff5cé\uff5c>"  # DeepSeek writes its special tokens with full-width bars
 EMBEDDED = Tokenizer.load(embedded_model())
+LIBRARY = BpeTokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 SPEC = json.loads((embedded_model() / "tokenizer.json").read_text(encoding="utf-8"))
 SCRIPTS = [
     "Hello, world!  Two  spaces\n\n\ttabs and trailing ",
@@ -261,7 +265,7 @@ def test_a_template_that_writes_bos_gives_one(tmp_path):
 @example([0, 5, 16, 49152, 49155], False)
 @settings(max_examples=400, deadline=None)
 def test_decode_equals_the_library(ids, skip_special):
-    library = EMBEDDED._bpe.decode(ids, skip_special_tokens=skip_special)
+    library = LIBRARY.decode(ids, skip_special_tokens=skip_special)
     assert EMBEDDED.decode(ids, skip_special=skip_special) == library
 
 
@@ -317,9 +321,26 @@ def test_added_tokens_have_their_own_text(tmp_path):
     ids = [256, 97, 258, 259]
     assert tokenizer.decode(ids) == "a<t>"
     assert tokenizer.decode(ids, skip_special=False) == "<s>a<t>" + BAR_TOKEN
-    assert tokenizer.decode(ids, skip_special=False) == tokenizer._bpe.decode(
+    library = BpeTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.decode(ids, skip_special=False) == library.decode(
         ids, skip_special_tokens=False
     )
+
+
+def test_an_added_token_of_one_letter_is_that_letter(tmp_path):
+    # The library reads "ö" as the byte whose stand-in it is, which is no text.
+    def add_letter(spec):
+        vocab = spec["model"]["vocab"]  # no text has this byte, so DeepSeek's first one has none
+        vocab["\u2603"] = vocab.pop("ö")
+        spec["added_tokens"].append({**spec["added_tokens"][2], "id": 260, "content": "ö"})
+
+    tokenizer = Tokenizer.load(small_folder(tmp_path, add_letter))
+    assert tokenizer.encode("aö") == tokenizer.encode_plain("aö") == [97, 260]
+    assert tokenizer.encode_plain("ö<s>") == [260, *b"<s>"]
+    assert tokenizer.decode([97, 260]) == "aö"
+    assert "".join(streamed(tokenizer, [97, 260])) == "aö"
+    library = BpeTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert library.decode([97, 260]) == "a\ufffd"
 
 
 @pytest.mark.parametrize("token_id", [-1, 2**40, "1", None, 1.5])
@@ -370,14 +391,14 @@ def test_found_spans_are_the_shortest_that_hold_the_text(ids, data):
     text = whole[start : data.draw(st.integers(start, len(whole)))]
     if not text or "\ufffd" in text:
         return
+    wanted, pieces = text.encode(), [EMBEDDED.token_bytes(i, skip_special=False) for i in ids]
+    edges = [0, *itertools.accumulate(map(len, pieces))]
+    at = [match.start() for match in re.finditer(re.escape(wanted), b"".join(pieces))]
     spans = EMBEDDED.find(ids, text)
-    assert len(spans) == whole.count(text)
-    for first, last in spans:
-        wanted = text.encode()
-        pieces = [EMBEDDED.token_bytes(i, skip_special=False) for i in ids[first:last]]
-        assert wanted in b"".join(pieces)
-        assert wanted not in b"".join(pieces[1:])
-        assert wanted not in b"".join(pieces[:-1])
+    assert len(spans) == len(at) == whole.count(text)
+    for (start, end), first in zip(spans, at, strict=True):
+        assert edges[start] <= first < edges[start + 1]
+        assert edges[end - 1] < first + len(wanted) <= edges[end]
 
 
 # Loading ----------------------------------------------------------------------------------------
@@ -394,6 +415,19 @@ def test_stop_ids_come_from_every_place(tmp_path):
     write(folder, "config.json", {"eos_token_id": 3})
     write(folder, "tokenizer_config.json", {"eos_token": {"content": "</s>"}})
     assert Tokenizer.load(folder).stop_ids == {1, 2, 3, 257}
+
+
+def test_where_no_file_names_the_end_of_a_turn_the_template_does(tmp_path):
+    def add_end(spec):
+        spec["added_tokens"].append({**spec["added_tokens"][1], "id": 260, "content": "<|im_end|>"})
+
+    folder = small_folder(tmp_path, add_end)
+    write(folder, "config.json", {"eos_token_id": 257})
+    assert Tokenizer.load(folder).stop_ids == {257}
+    write(folder, "tokenizer_config.json", {"chat_template": "<|im_end|><|eot_id|>"})
+    assert Tokenizer.load(folder).stop_ids == {257, 260}
+    write(folder, "generation_config.json", {"eos_token_id": 258})
+    assert Tokenizer.load(folder).stop_ids == {257, 258}
 
 
 def test_no_stop_ids_is_allowed(tmp_path):
@@ -422,6 +456,41 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}, 5]
     write(small_folder(tmp_path), "tokenizer_config.json", {"chat_template": named})
     assert Tokenizer.load(tmp_path).render([{"role": "user"}]) == "d"
+
+
+def test_of_several_templates_the_one_for_tools_is_taken_with_tools(tmp_path):
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    write(small_folder(tmp_path), "tokenizer_config.json", {"chat_template": named})
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.render([{"role": "user"}], tools=[{"name": "f"}]) == "t"
+    extra = tmp_path / "additional_chat_templates"
+    extra.mkdir()
+    (extra / "tool_use.jinja").write_text("from the file", encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.render([{"role": "user"}], tools=[{"name": "f"}]) == "from the file"
+    assert tokenizer.render([{"role": "user"}]) == "d"
+
+
+def test_without_a_default_there_is_no_template(tmp_path):
+    named = [{"name": "tool_use", "template": "t"}]
+    write(small_folder(tmp_path), "tokenizer_config.json", {"chat_template": named})
+    assert Tokenizer.load(tmp_path).template is None
+
+
+def test_special_tokens_may_stand_in_a_file_of_their_own(tmp_path):
+    write(small_folder(tmp_path), "special_tokens_map.json", {"eos_token": {"content": "</s>"}})
+    config = {"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ eos_token }}{{ x_token }}"}
+    write(tmp_path, "tokenizer_config.json", config | {"x_token": "<t>", "add_bos_token": False})
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.stop_ids == {257}
+    assert tokenizer.render([{"role": "user"}]) == "<s></s><t>"
+
+
+@pytest.mark.parametrize("source", ["{{ ''.__class__ }}", "{{ 'a' * 10 ** 12 }}"])
+def test_a_template_that_no_template_may_be_stops_the_loading(tmp_path, source):
+    write(small_folder(tmp_path), "tokenizer_config.json", {"chat_template": source})
+    with pytest.raises(ModelError, match=r"^The model's chat template is refused: [^\n]+$"):
+        Tokenizer.load(tmp_path)
 
 
 def test_without_a_template_chat_is_refused_with_advice(tmp_path):
@@ -453,6 +522,39 @@ def test_broken_files_are_refused_by_name(tmp_path, name, content):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("config", [{"vocab_size": 258}, {"text_config": {"vocab_size": 258}}])
+def test_no_text_gives_an_id_that_the_model_has_no_row_for(tmp_path, config):
+    folder = small_folder(tmp_path)
+    assert Tokenizer.load(folder).encode("<s><t>") == [256, 258]
+    tokenizer = Tokenizer.load(write(folder, "config.json", config))
+    assert tokenizer.vocab_size == 258
+    assert tokenizer.encode("<s><t>") == [256, *b"<t>"]
+    assert tokenizer.decode([256, *b"<t>"], skip_special=False) == "<s><t>"
+
+
+def test_a_config_that_numbers_tokens_otherwise_is_refused(tmp_path):
+    added = {"256": {"content": "<s>"}, "258": {"content": "<t>"}, "300": {"content": "<new>"}}
+    folder = write(small_folder(tmp_path), "tokenizer_config.json", {"added_tokens_decoder": added})
+    assert Tokenizer.load(folder).encode("<t>") == [258]
+    added["257"] = {"content": "<t>"}
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": added})
+    with pytest.raises(ModelError, match=r"'<t>' is 257 in tokenizer_config.json, but 258 in"):
+        Tokenizer.load(folder)
+
+
+def test_a_vocabulary_larger_than_the_model_is_another_models(tmp_path):
+    write(small_folder(tmp_path), "config.json", {"vocab_size": 255})
+    with pytest.raises(ModelError, match="different models"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [0, -1, "9", 2.5, True, [9]])
+def test_an_odd_vocab_size_is_refused(tmp_path, value):
+    write(small_folder(tmp_path), "config.json", {"vocab_size": value})
+    with pytest.raises(ModelError, match="vocab_size"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_decoder_that_is_not_byte_level_is_refused(tmp_path):
     def metaspace(spec):
         spec["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}
@@ -467,4 +569,89 @@ def test_no_code_of_a_model_folder_runs(tmp_path):
     (folder / "tokenization_evil.py").write_text("raise SystemExit(9)", encoding="utf-8")
     auto_map = {"AutoTokenizer": ["tokenization_evil.Evil", None]}
     write(folder, "tokenizer_config.json", {"auto_map": auto_map, "tokenizer_class": "Evil"})
+    assert Tokenizer.load(folder).encode("a") == [97]
+
+
+# tiktoken.model -------------------------------------------------------------------------------
+
+
+def ranks(*merges: bytes) -> bytes:
+    """A vocabulary of single bytes and some merges."""
+    tokens = [*(bytes([byte]) for byte in range(256)), *merges]
+    return b"".join(b"%s %d\n" % (base64.b64encode(one), i) for i, one in enumerate(tokens))
+
+
+def ranked_folder(folder: Path, data: bytes | None = None, **config: Any) -> Path:
+    """A model folder with a `tiktoken.model` and five special tokens behind 258 ranks."""
+    (folder / "tiktoken.model").write_bytes(ranks(b"th", b"the") if data is None else data)
+    named = {"258": "[BOS]", "259": "[EOS]", "260": "<|im_end|>", "262": "<think>"}
+    added = {i: {"content": text, "special": text != "<think>"} for i, text in named.items()}
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": added, **config})
+    return write(folder, "config.json", {"vocab_size": 263, "eos_token_id": 260})
+
+
+def test_ranks_give_ids_and_texts(tmp_path):
+    config = {"eos_token": "[EOS]", "chat_template": "[BOS]<|im_end|>"}
+    tokenizer = Tokenizer.load(ranked_folder(tmp_path, None, bos_token="[BOS]", **config))
+    assert (tokenizer.kind, tokenizer.vocab_size) == ("tiktoken.model", 263)
+    assert (tokenizer.bos_id, tokenizer.stop_ids) == (None, {259, 260})
+    assert tokenizer.encode("the thé") == [257, 32, 256, *"é".encode()]
+    ids = tokenizer.encode("the<|im_end|><think><|reserved_token_261|>")
+    assert ids == [257, 260, 262, 261]
+    assert tokenizer.decode(ids) == "the<think>"
+    assert tokenizer.decode(ids, skip_special=False) == "the<|im_end|><think><|reserved_token_261|>"
+    assert max(tokenizer.encode_plain("the<|im_end|><think>")) < 258
+    assert tokenizer.encode(tokenizer.render([{"role": "user"}]), bos=True) == [258, 260]
+    assert tokenizer.encode("<|reserved_token_263|>") != [263]
+
+
+def test_ranks_may_be_told_to_begin_with_bos(tmp_path):
+    tokenizer = Tokenizer.load(ranked_folder(tmp_path, bos_token="[BOS]", add_bos_token=True))
+    assert tokenizer.encode("a", bos=True) == tokenizer.encode("[BOS]a", bos=True) == [258, 97]
+
+
+def test_without_a_config_there_are_256_special_ids(tmp_path):
+    (ranked_folder(tmp_path) / "config.json").unlink()
+    assert Tokenizer.load(tmp_path).vocab_size == 258 + 256
+
+
+def test_ranks_go_before_what_was_converted_from_them(tmp_path):
+    small_folder(tmp_path)
+    assert Tokenizer.load(tmp_path).kind == "tokenizer.json"
+    assert Tokenizer.load(ranked_folder(tmp_path)).kind == "tiktoken.model"
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**40, "1", None, 1.5])
+def test_what_is_no_id_of_ranks_is_refused(tmp_path, token_id):
+    tokenizer = Tokenizer.load(ranked_folder(tmp_path))
+    assert tokenizer.decode([300]) == ""
+    with pytest.raises(InvalidRequestError, match="not a token id"):
+        tokenizer.decode([token_id])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the byte 0 is no token"),
+        (ranks()[:-9], "the byte 255 is no token"),
+        (ranks(b"th")[:-2], "line 257 "),
+        (ranks(b"th").replace(b"dGg= 256", b"dGg= 257"), "line 257 repeats a token"),
+        (ranks(b"th", b"th"), "line 258 repeats a token"),
+        (ranks(b"th").replace(b"dGg=", b"dG!="), "line 257 is no token and its rank"),
+        (ranks(b"th").replace(b" 256", b" x"), "line 257 is no token and its rank"),
+        (ranks() + b"\n", "line 257 is no token and its rank"),
+        (b"\x80\x04K\x01.", "line 1 is no token and its rank"),
+    ],
+)
+def test_broken_ranks_are_refused_by_line(tmp_path, data, message):
+    with pytest.raises(ModelError, match=rf"tiktoken\.model in the model folder.*{message}"):
+        Tokenizer.load(ranked_folder(tmp_path, data))
+
+
+def test_no_code_beside_ranks_runs(tmp_path):
+    # bug-cases 144, and how the Moonlight and Kimi models come.
+    folder = ranked_folder(
+        tmp_path, auto_map={"AutoTokenizer": ["tokenization_moonshot.TikTokenTokenizer", None]}
+    )
+    (folder / "tokenization_moonshot.py").write_text("raise SystemExit(9)", encoding="utf-8")
     assert Tokenizer.load(folder).encode("a") == [97]

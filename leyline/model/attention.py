@@ -135,12 +135,13 @@ class Attention:
             return weights.take(f"{prefix}{name}.weight", dtype)
 
         first = take("q_proj" if lora is None else "q_a_proj")
-        self._down = Linear(torch.cat([first, take("kv_a_proj_with_mqa")]))
+        down_bias, out_bias = _biases(config, weights, prefix, dtype, first.shape[0])
+        self._down = Linear(torch.cat([first, take("kv_a_proj_with_mqa")]), down_bias)
         self._q_norm = None if lora is None else take("q_a_layernorm", torch.float32)
         self._q_up = None if lora is None else Linear(take("q_b_proj"))
         self._kv_norm = take("kv_a_layernorm", torch.float32)
         self._kv_b = take("kv_b_proj").unflatten(0, (self._heads, -1))
-        self._out = Linear(take("o_proj"))
+        self._out = Linear(take("o_proj"), out_bias)
 
     def __call__(self, x: Tensor, plan: Plan, cache: LayerCache) -> Tensor:
         """Write the rows of `x` to the cache, then attend.
@@ -202,6 +203,19 @@ class Attention:
         latent = None if folded is None else folded[:, start - offset : end - offset]
         keys = _rows(ckv, span.keys), _rows(kpe, span.keys)
         return forms.absorbed(latent, q_rope[:, start:end], *keys, self._scale, mask)
+
+
+def _biases(
+    config: ModelConfig, weights: WeightSource, prefix: str, dtype: torch.dtype, query_rows: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Biases of the joined first projection and of the output; zeros for a direct q_proj."""
+    if not config.attention_bias:
+        return None, None
+    key_value = weights.take(f"{prefix}kv_a_proj_with_mqa.bias", dtype)
+    query = key_value.new_zeros(query_rows)
+    if config.q_lora_rank is not None:
+        query = weights.take(f"{prefix}q_a_proj.bias", dtype)
+    return torch.cat([query, key_value]), weights.take(f"{prefix}o_proj.bias", dtype)
 
 
 def _rows(cache: Tensor, keys: slice | Tensor) -> Tensor:

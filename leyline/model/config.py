@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from leyline.errors import ModelError
+from leyline.model.schemes import Block, fp8_block
 
 MODEL_TYPES = {
     "deepseek_v2": "deepseek_v2",
@@ -68,8 +69,11 @@ class ModelConfig:
         mlp_layer_types: "dense" or "sparse" for each layer; derived where the file has none.
         rope_inv_freq: Radians a position for each rope pair [R/2], or None for the theta formula.
         latent_norm_eps: eps of `q_a_layernorm` and `kv_a_layernorm`.
+        attention_bias: Whether `q_a_proj`, `kv_a_proj_with_mqa` and `o_proj` have biases.
         max_position_embeddings: The window, in tokens.
+        num_nextn_predict_layers: MTP layers behind the model's own; they are not loaded.
         dtype: Name of the dtype the weights are meant to run in.
+        fp8_block: Rows and columns of the blocks of FP8 weights, None where all are floats.
     """
 
     model_type: str
@@ -101,9 +105,12 @@ class ModelConfig:
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
     tie_word_embeddings: bool = False
+    attention_bias: bool = False
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
+    num_nextn_predict_layers: int = 0
     dtype: str = "bfloat16"
+    fp8_block: Block | None = None
 
     @property
     def qk_head_dim(self) -> int:
@@ -152,11 +159,11 @@ class ModelConfig:
         if not isinstance(data, Mapping):
             raise ModelError("config.json must hold one JSON object.", param="model")
         reader = _Reader(data)
-        model_type = MODEL_TYPES[reader.choice("model_type", MODEL_TYPES)]
+        model_type = _model_type(reader)
         _refuse_unsupported(reader)
         fields = _attention_fields(reader) | _rope_fields(reader, reader.even("qk_rope_head_dim"))
         fields |= _moe_fields(reader, model_type, fields["num_hidden_layers"])
-        return cls(model_type=model_type, **fields)
+        return cls(model_type=model_type, fp8_block=fp8_block(data), **fields)
 
 
 class _Reader:
@@ -222,11 +229,22 @@ class _Reader:
         return default if value is None else value
 
 
+def _model_type(reader: _Reader) -> str:
+    """The family. `auto_map` names the author's Python code: it is ignored, and never run."""
+    try:
+        return MODEL_TYPES[reader.choice("model_type", MODEL_TYPES)]
+    except ModelError as error:
+        if not reader.raw("auto_map"):
+            raise
+        raise ModelError(
+            f"{error.message} The code that its auto_map names is never run.", param="model"
+        ) from None
+
+
 def _refuse_unsupported(reader: _Reader) -> None:
     """Refuse what would load and then compute something else."""
     reader.choice("hidden_act", ("silu",), "silu")
     for name, allowed in (
-        ("attention_bias", False),
         ("mlp_bias", False),
         ("rope_interleave", True),
     ):
@@ -234,8 +252,6 @@ def _refuse_unsupported(reader: _Reader) -> None:
             raise reader.error(name, f"must be {str(allowed).lower()}; the other is not supported")
     if reader.number("partial_rotary_factor", 1.0) != 1.0:
         raise reader.error("partial_rotary_factor", "must be 1.0")
-    if reader.raw("quantization_config") is not None:
-        raise reader.error("quantization_config", "is set; quantised weights are not supported")
 
 
 def _attention_fields(reader: _Reader) -> dict[str, Any]:
@@ -257,8 +273,10 @@ def _attention_fields(reader: _Reader) -> dict[str, Any]:
         "rms_norm_eps": eps,
         "latent_norm_eps": reader.number("latent_norm_eps", eps),
         "tie_word_embeddings": reader.boolean("tie_word_embeddings", False),
+        "attention_bias": reader.boolean("attention_bias", False),
         "bos_token_id": _token_id(reader, "bos_token_id"),
         "eos_token_id": _token_ids(reader, "eos_token_id"),
+        "num_nextn_predict_layers": reader.integer("num_nextn_predict_layers", 0, 0),
         "dtype": reader.choice(dtype_name, DTYPES, "bfloat16"),
     }
 

@@ -59,7 +59,9 @@ class MixtureOfExperts:
             if config.has_router_bias
             else None
         )
-        self._gate_up, self._down = _stack_experts(config, weights, prefix, dtype)
+        self._gate_up, self._down = _stack_experts(
+            config, weights, prefix, dtype, self._gate.device
+        )
         self._shared = (
             Mlp(weights, f"{prefix}shared_experts.", dtype) if config.n_shared_experts else None
         )
@@ -72,18 +74,21 @@ class MixtureOfExperts:
 
 
 def _stack_experts(
-    config: ModelConfig, weights: WeightSource, prefix: str, dtype: torch.dtype
+    config: ModelConfig,
+    weights: WeightSource,
+    prefix: str,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """gate_up [E, 2I, D] and down [E, D, I], filled expert by expert to keep the peak low."""
+    """gate_up [E, 2I, D] and down [E, D, I]; each expert is read straight into its place."""
     num, inner, hidden = config.n_routed_experts, config.moe_intermediate_size, config.hidden_size
-    gate_up = down = torch.empty(0)
+    gate_up = torch.empty(num, 2 * inner, hidden, dtype=dtype, device=device)
+    down = torch.empty(num, hidden, inner, dtype=dtype, device=device)
+    places = {}
     for expert in range(num):
         name = f"{prefix}experts.{expert}."
-        gate = weights.take(f"{name}gate_proj.weight", dtype)
-        if expert == 0:
-            gate_up = gate.new_empty(num, 2 * inner, hidden)
-            down = gate.new_empty(num, hidden, inner)
-        gate_up[expert, :inner] = gate
-        gate_up[expert, inner:] = weights.take(f"{name}up_proj.weight", dtype)
-        down[expert] = weights.take(f"{name}down_proj.weight", dtype)
+        places[f"{name}gate_proj.weight"] = gate_up[expert, :inner]
+        places[f"{name}up_proj.weight"] = gate_up[expert, inner:]
+        places[f"{name}down_proj.weight"] = down[expert]
+    weights.take_all(places)
     return gate_up, down

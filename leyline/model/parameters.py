@@ -6,7 +6,8 @@ them, so a parameter that nobody takes or that two modules take cannot go unnoti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -22,10 +23,18 @@ class WeightSource(Protocol):
     """Hands out each parameter of a model exactly once."""
 
     def take(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The parameter of that name, on the model's device, in `dtype`.
+        """The parameter of that name, on the model's device, in `dtype`, in memory of its own.
 
         Raises:
             ModelError: There is none, it was taken before, or its values are not finite.
+        """
+        ...
+
+    def take_all(self, places: Mapping[str, Tensor]) -> None:
+        """Fill each place with the parameter of its name; the place fixes device and dtype.
+
+        Raises:
+            ModelError: As `take`, or a parameter has not the shape of its place.
         """
         ...
 
@@ -49,6 +58,70 @@ class RandomWeights:
             value *= value.shape[1] ** -0.5
         return value.to(dtype).to(self._device)
 
+    def take_all(self, places: Mapping[str, Tensor]) -> None:
+        """Parameters that were not taken before; see `WeightSource.take_all`."""
+        for name, out in places.items():
+            value = self.take(name, out.dtype)
+            check_shape(name, tuple(value.shape), out)
+            out.copy_(value)
+
+
+class EmptyWeights:
+    """Parameters that have a name, a shape and a dtype but no values: for a model's size alone.
+
+    Args:
+        config: The model's shape.
+        device: Where they are not; on "meta" they take no memory.
+
+    Attributes:
+        left: Parameters not taken yet, with their shapes.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device | str = "meta") -> None:
+        self.left = dict(parameter_shapes(config))
+        self._device = device
+
+    def take(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A parameter that was not taken before; see `WeightSource.take`."""
+        return torch.empty(self._claim(name), dtype=dtype, device=self._device)
+
+    def take_all(self, places: Mapping[str, Tensor]) -> None:
+        """Parameters that were not taken before; see `WeightSource.take_all`."""
+        for name, out in places.items():
+            check_shape(name, self._claim(name), out)
+
+    def _claim(self, name: str) -> Shape:
+        if name not in self.left:
+            raise ModelError(f"The parameter {name} does not exist or was taken twice.")
+        return self.left.pop(name)
+
+
+def check_shape(name: str, shape: Shape, out: Tensor) -> None:
+    """Refuse a place that does not fit its parameter: copying would broadcast in silence.
+
+    Raises:
+        ModelError: The shapes differ.
+    """
+    if tuple(out.shape) != shape:
+        raise ModelError(
+            f"The parameter {name} has shape {list(shape)}, its place {list(out.shape)}: a bug in "
+            "Leyline."
+        )
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """All parameters of a model; a tied head counts once, MTP layers not at all."""
+    return sum(math.prod(shape) for _, shape in parameter_shapes(config))
+
+
+def num_active_parameters(config: ModelConfig) -> int:
+    """The parameters that one token is multiplied by: no embedding, only the chosen experts."""
+    skipped = config.vocab_size * config.hidden_size * (not config.tie_word_embeddings)
+    idle = config.n_routed_experts - config.num_experts_per_tok if config.n_routed_experts else 0
+    sparse = sum(not config.is_dense(layer) for layer in range(config.num_hidden_layers))
+    expert = 3 * config.hidden_size * config.moe_intermediate_size
+    return num_parameters(config) - skipped - sparse * idle * expert
+
 
 def parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     """Every parameter's hub name and shape; the head is absent where it is tied."""
@@ -69,6 +142,8 @@ def _layer_shapes(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]
     yield "post_attention_layernorm.weight", (hidden,)
     for name, shape in _attention_shapes(config):
         yield f"self_attn.{name}.weight", shape
+    if config.attention_bias:
+        yield from _attention_biases(config)
     if config.is_dense(layer):
         yield from _mlp_shapes("mlp.", hidden, config.intermediate_size)
     else:
@@ -88,6 +163,15 @@ def _attention_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     yield "kv_a_layernorm", (latent,)
     yield "kv_b_proj", (heads * (config.qk_nope_head_dim + config.v_head_dim), latent)
     yield "o_proj", (hidden, heads * config.v_head_dim)
+
+
+def _attention_biases(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    """The biases of DeepSeek's architecture; a q_proj that projects at once has none."""
+    if config.q_lora_rank is not None:
+        yield "self_attn.q_a_proj.bias", (config.q_lora_rank,)
+    width = config.kv_lora_rank + config.qk_rope_head_dim
+    yield "self_attn.kv_a_proj_with_mqa.bias", (width,)
+    yield "self_attn.o_proj.bias", (config.hidden_size,)
 
 
 def _moe_shapes(config: ModelConfig) -> Iterator[tuple[str, Shape]]:

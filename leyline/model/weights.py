@@ -1,36 +1,55 @@
 """Strict loading of safetensors folders.
 
 Every parameter is read exactly once and every tensor of the checkpoint is either a parameter or a
-known exception: the MTP layer (numbered `num_hidden_layers`, skipped by that number) and a copy of
-a tied head. Anything missing or left over is an error that names it, found before a byte of
-weights is read, because a model with one forgotten tensor starts, and then answers nonsense.
+known exception (`leyline.model.shards.is_skipped`). Anything missing, left over, of a wrong shape
+or dtype is an error that names file and tensor, found before a byte of weights is read, because a
+model with one forgotten tensor starts, and then answers nonsense.
 
-Where an index exists, only the files it names are opened; stray safetensors files are ignored.
+Files are mapped one by one as the model asks for their tensors. A tensor is copied once, from the
+mapping to where it stays (an expert to its place among the others of its layer), and its pages are
+given back, so that what loading needs beyond the weights is about one tensor.
+
+Copying to fresh memory is bound by the system's handing out pages, so a layer's experts are copied
+by several threads, an expert each. torch would share every single copy among its threads and wait
+for the last of them, which on a busy machine costs more than the copying: 3 to 14 s a GB of 1 MB
+experts were measured there, against 1.6.
 """
 
 from __future__ import annotations
 
-import json
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from leyline.errors import ModelError
+from leyline.model import fp8
 from leyline.model.config import ModelConfig
-from leyline.model.parameters import Shape, parameter_shapes
+from leyline.model.parameters import Shape, check_shape, parameter_shapes
+from leyline.model.safetensors_file import DTYPES, Entry, TensorFile
+from leyline.model.schemes import SCALE_SUFFIX, refuse_by_tensors
+from leyline.model.shards import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    is_skipped,
+    listed,
+    no_weights,
+    required_files,
+    weight_map,
+)
 from leyline.model.transformer import Transformer
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+FP8 = "F8_E4M3"
+MAX_COPIERS = 4
+# float16 overflows in these models' residual streams (vllm PR 13232), so it is never run in.
+RUN_DTYPES = {torch.float64: torch.float32, torch.float16: torch.bfloat16}
 
 
 def load_model(
@@ -39,59 +58,89 @@ def load_model(
     device: torch.device | str = "cpu",
     progress: bool = True,
     latent_norm_eps: float | None = None,
+    check_weights: bool = False,
 ) -> Transformer:
     """Load a model folder: `config.json` and safetensors.
 
     Args:
         folder: Where it is.
-        dtype: Dtype to run in; None takes the config's.
+        dtype: Dtype to run in; None takes the one that the embedding is stored in, bfloat16 for
+            float16.
         device: Where to put it.
-        progress: Show a progress bar, one tick a tensor.
+        progress: Show a progress bar in bytes.
         latent_norm_eps: In place of the config's; see `ModelConfig`.
+        check_weights: Refuse NaN and infinity in every tensor, which reads them once more. Norms
+            and router biases are always checked.
 
     Raises:
         ModelError: The folder is missing or incomplete, the config unsupported, a tensor missing,
             unexpected, of a wrong shape or dtype, or not finite.
     """
     config = ModelConfig.load(folder)
-    run_dtype = getattr(torch, config.dtype) if dtype is None else dtype
-    with Checkpoint(Path(folder), config, device, progress) as checkpoint:
+    with Checkpoint(Path(folder), config, device, progress, check_weights) as checkpoint:
         model = Transformer(
-            config, checkpoint, dtype=run_dtype, device=device, latent_norm_eps=latent_norm_eps
+            config,
+            checkpoint,
+            dtype=checkpoint.run_dtype if dtype is None else dtype,
+            device=device,
+            latent_norm_eps=latent_norm_eps,
         )
         checkpoint.require_all_taken()
     return model
 
 
 class Checkpoint:
-    """The tensors of a folder, each handed out once; a context manager.
+    """The parameters in a folder, each handed out once; a context manager.
+
+    Args:
+        folder: Where the files are.
+        config: What they must hold.
+        device: Where parameters are handed out.
+        progress: Show a progress bar.
+        check_weights: See `load_model`.
 
     Raises:
         ModelError: On entry, if the files do not hold exactly the config's parameters.
     """
 
     def __init__(
-        self, folder: Path, config: ModelConfig, device: torch.device | str, progress: bool
+        self,
+        folder: Path,
+        config: ModelConfig,
+        device: torch.device | str,
+        progress: bool,
+        check_weights: bool = False,
     ) -> None:
-        self._device = str(device)
+        self._device = torch.device(device)
         self._folder = folder
         self._shapes = dict(parameter_shapes(config))
         self._config = config
         self._progress = progress
-        self._files: dict[str, Any] = {}
+        self._check_weights = check_weights
+        self._files: dict[str, TensorFile] = {}
+        self._left: Counter[str] = Counter()  # tensors still to be read, by file
         self._open = ExitStack()
 
     def __enter__(self) -> Checkpoint:
         with self._open:
-            self._files = self._open_files()
+            files = _open_files(self._folder, self._config)
+            self._files = {n: f for n, f in files.items() if not is_skipped(n, self._config)}
+            for file in files.values():
+                self._open.callback(file.close)
             _check_names(self._shapes, self._files, self._config)
+            for name, shape in self._shapes.items():
+                self._check_tensor(name, shape)
+            self._left.update(file.name for file in self._files.values())
             bar = tqdm(
-                total=len(self._shapes),
+                total=sum(file.entries[name].num_bytes for name, file in self._files.items()),
                 desc="Loading weights",
-                unit="tensor",
+                unit="B",
+                unit_scale=True,
                 disable=not self._progress,
             )
             self._bar = self._open.enter_context(bar)
+            copiers = min(MAX_COPIERS, torch.get_num_threads())
+            self._copiers = self._open.enter_context(ThreadPoolExecutor(copiers, "loading"))
             self._open = self._open.pop_all()
         return self
 
@@ -104,129 +153,174 @@ class Checkpoint:
         self._files = {}
         self._open.close()
 
+    @property
+    def run_dtype(self) -> torch.dtype:
+        """The dtype to run in where none is asked for: the embedding's, as the file has it."""
+        stored = DTYPES[self._entry("model.embed_tokens.weight").dtype]
+        return RUN_DTYPES.get(stored, stored)
+
     def take(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Read one parameter; see `WeightSource.take`."""
-        if name not in self._shapes:
-            raise ModelError(f"The parameter {name} does not exist or was taken twice.")
-        shape = self._shapes.pop(name)
-        try:
-            tensor = self._files[name].get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(
-                f"The tensor {name} cannot be read: {error}.", param="model"
-            ) from error
-        _check_tensor(name, tensor, shape)
-        self._bar.update()
-        return tensor.to(dtype)
+        """A parameter of its own memory; see `WeightSource.take`."""
+        out = torch.empty(self._claim(name), dtype=dtype, device=self._device)
+        self._read(name, out)
+        return out
+
+    def take_all(self, places: Mapping[str, Tensor]) -> None:
+        """Read parameters into places that are there; see `WeightSource.take_all`."""
+        for name, out in places.items():
+            check_shape(name, self._claim(name), out)
+        plain = {n: out for n, out in places.items() if self._is_plain_copy(n, out)}
+        copied = self._copiers.map(self._copy, plain.keys(), plain.values())
+        for name in places:
+            if name not in plain:
+                self._read(name, places[name])
+        for name, _ in zip(plain, copied, strict=True):
+            self._finish(name, places[name])
 
     def require_all_taken(self) -> None:
         """Raise unless the model took every parameter."""
         if self._shapes:
-            raise ModelError(f"The model did not take {_listed(self._shapes)}: a bug in Leyline.")
+            raise ModelError(f"The model did not take {listed(self._shapes)}: a bug in Leyline.")
 
-    def _open_files(self) -> dict[str, Any]:
-        """For every tensor name, the open file that holds it."""
-        index = self._folder / INDEX_NAME
-        if index.is_file():
-            return self._open_indexed(_weight_map(index))
-        single = self._folder / SINGLE_NAME
-        if not single.is_file():
-            raise ModelError(
-                f"The folder {str(self._folder)!r} has neither {INDEX_NAME} nor {SINGLE_NAME}.",
-                param="model",
+    def _claim(self, name: str) -> Shape:
+        """Cross a parameter off the list; returns its shape."""
+        if name not in self._shapes:
+            raise ModelError(f"The parameter {name} does not exist or was taken twice.")
+        return self._shapes.pop(name)
+
+    def _read(self, name: str, out: Tensor) -> None:
+        factors = name + SCALE_SUFFIX
+        if self._is_plain_copy(name, out):
+            self._copy(name, out)
+        elif factors in self._files and self._config.fp8_block is not None:
+            stored, scale = self._view(name), self._view(factors)
+            fp8.dequantise_into(out, stored, scale, self._config.fp8_block)
+            del stored, scale
+            self._count(factors)
+        else:
+            out.copy_(self._view(name))
+        self._finish(name, out)
+
+    def _is_plain_copy(self, name: str, out: Tensor) -> bool:
+        """Whether it is a matter of bytes, within this machine's memory."""
+        same = DTYPES[self._entry(name).dtype] == out.dtype and out.is_contiguous()
+        return same and out.device.type == "cpu" and out.numel() > 0
+
+    def _copy(self, name: str, out: Tensor) -> None:
+        """Copy bytes, on the calling thread alone; may run beside others of its kind."""
+        stored = self._view(name).view(-1).view(torch.uint8).numpy()
+        out.view(-1).view(torch.uint8).numpy()[:] = stored
+        del stored
+        self._files[name].done(name)
+
+    def _finish(self, name: str, out: Tensor) -> None:
+        """Count a parameter that was read, and look at it if that is wanted."""
+        self._count(name)
+        if self._check_weights or out.ndim == 1:
+            _check_finite(f"The tensor {name} in {self._files[name].name}", out)
+
+    def _count(self, name: str) -> None:
+        file = self._files[name]
+        file.done(name)
+        self._bar.update(file.entries[name].num_bytes)
+        self._left[file.name] -= 1
+        if not self._left[file.name]:
+            file.close()
+
+    def _view(self, name: str) -> Tensor:
+        return self._files[name].view(name)
+
+    def _entry(self, name: str) -> Entry:
+        return self._files[name].entries[name]
+
+    def _check_tensor(self, name: str, shape: Shape) -> None:
+        """Refuse a parameter of a wrong shape or dtype, or without its FP8 factors."""
+        self._check_entry(name, shape)
+        stored, factors = self._entry(name).dtype, name + SCALE_SUFFIX
+        block = self._config.fp8_block
+        if block is not None and factors in self._files:
+            if stored != FP8:
+                raise self._refusal(name, f"is stored as {stored} beside {factors}")
+            self._check_entry(factors, fp8.scale_shape(shape, block))
+            stored = self._entry(factors).dtype
+        elif stored == FP8:
+            raise self._refusal(name, f"is stored as {FP8} without the tensor {factors}")
+        if stored not in FLOATS:
+            raise self._refusal(name, f"is stored as {stored}, which is not supported")
+
+    def _check_entry(self, name: str, shape: Shape) -> None:
+        found = self._entry(name).shape
+        if found != shape:
+            raise self._refusal(
+                name, f"has shape {list(found)}; config.json asks for {list(shape)}"
             )
-        opened = self._open_file(single)
-        return dict.fromkeys(opened.keys(), opened)
 
-    def _open_indexed(self, weight_map: Mapping[str, str]) -> dict[str, Any]:
-        shards = sorted(set(weight_map.values()))
-        absent = [shard for shard in shards if not (self._folder / shard).is_file()]
-        if absent:
-            raise ModelError(
-                f"The model folder is incomplete: {INDEX_NAME} names {_listed(absent)}, which "
-                f"{'is' if len(absent) == 1 else 'are'} not there. Download the model again.",
-                param="model",
-            )
-        opened = {shard: self._open_file(self._folder / shard) for shard in shards}
-        held = {shard: set(opened[shard].keys()) for shard in shards}
-        stale = [name for name, shard in weight_map.items() if name not in held[shard]]
-        unlisted = [n for s in shards for n in held[s] if weight_map.get(n) != s]
-        if stale or unlisted:
-            raise ModelError(
-                f"{INDEX_NAME} is stale: it and the files disagree on "
-                f"{_listed(stale or unlisted)}. Download the model again.",
-                param="model",
-            )
-        return {name: opened[shard] for name, shard in weight_map.items()}
-
-    def _open_file(self, path: Path) -> Any:
-        try:
-            opened = safe_open(path, framework="pt", device=self._device)
-            return self._open.enter_context(opened)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{path.name} is not a valid safetensors file: {error}. It may be cut short.",
-                param="model",
-            ) from error
+    def _refusal(self, name: str, problem: str) -> ModelError:
+        return ModelError(
+            f"The tensor {name} in {self._files[name].name} {problem}.", param="model"
+        )
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name to file name, checked to stay inside the folder."""
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = {str(name): str(shard) for name, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{INDEX_NAME} is not a valid index: {error!r}.", param="model") from error
-    outside = [shard for shard in names.values() if Path(shard).name != shard]
-    if outside:
-        raise ModelError(f"{INDEX_NAME} names {_listed(outside)}, not a file name.", param="model")
-    return names
+def _open_files(folder: Path, config: ModelConfig) -> dict[str, TensorFile]:
+    """For every tensor in the files that are needed, its file, headers checked."""
+    mapped = weight_map(folder)
+    if mapped is not None:
+        return _open_indexed(folder, config, mapped)
+    if not (folder / SINGLE_NAME).is_file():
+        raise no_weights(folder)
+    file = TensorFile(folder / SINGLE_NAME)
+    return dict.fromkeys(file.entries, file)
 
 
-def _check_names(shapes: Mapping[str, Shape], names: Iterable[str], config: ModelConfig) -> None:
+def _open_indexed(
+    folder: Path, config: ModelConfig, mapped: Mapping[str, str]
+) -> dict[str, TensorFile]:
+    shards = required_files(folder, config)
+    absent = [shard for shard in shards if not (folder / shard).is_file()]
+    if absent:
+        raise ModelError(
+            f"The model folder is incomplete: {INDEX_NAME} names {listed(absent)}, which "
+            f"{'is' if len(absent) == 1 else 'are'} not there. If such names never existed, the "
+            "index is stale; download the model again.",
+            param="model",
+        )
+    files = {shard: TensorFile(folder / shard) for shard in shards}
+    disputed = [n for n, s in mapped.items() if s in files and n not in files[s].entries]
+    disputed += [n for s, file in files.items() for n in file.entries if mapped.get(n) != s]
+    disputed = [name for name in disputed if not is_skipped(name, config)]
+    if disputed:
+        name = disputed[0]
+        held = [s for s, file in files.items() if name in file.entries]
+        raise ModelError(
+            f"{INDEX_NAME} is stale: it and the files disagree on {listed(disputed)}. "
+            f"The index puts {name} into {mapped.get(name, 'no file')}; it is in "
+            f"{' and '.join(held) or 'none'}. Download the model again.",
+            param="model",
+        )
+    return {name: files[shard] for name, shard in mapped.items() if shard in files}
+
+
+def _check_names(shapes: Mapping[str, Shape], held: Iterable[str], config: ModelConfig) -> None:
     """Refuse a checkpoint that holds too little or too much."""
-    held = {name for name in names if not _skipped(name, config)}
+    held = set(held)
+    if config.fp8_block is not None:
+        held -= {name + SCALE_SUFFIX for name in shapes}
     missing = [name for name in shapes if name not in held]
     unexpected = sorted(held - shapes.keys())
+    if unexpected:
+        refuse_by_tensors(unexpected, config.model_type)
     problems = []
     if missing:
-        problems.append(f"missing {_listed(missing)}")
+        problems.append(f"missing {listed(missing)}")
     if unexpected:
-        problems.append(f"unexpected {_listed(unexpected)}")
+        problems.append(f"unexpected {listed(unexpected)}")
     if problems:
         raise ModelError(
             f"The weights do not fit config.json: {'; '.join(problems)}.", param="model"
         )
 
 
-def _skipped(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor may be in the file although the model has no use for it."""
-    if config.tie_word_embeddings and name == "lm_head.weight":
-        return True
-    match = re.match(r"model\.layers\.(\d+)\.", name)
-    return match is not None and int(match[1]) == config.num_hidden_layers
-
-
-def _check_tensor(name: str, tensor: Tensor, shape: Shape) -> None:
-    if tensor.dtype not in FLOATS:
-        raise ModelError(
-            f"The tensor {name} is stored as {tensor.dtype}; quantised weights are not supported.",
-            param="model",
-        )
-    if tuple(tensor.shape) != shape:
-        raise ModelError(
-            f"The tensor {name} has shape {list(tensor.shape)}; config.json asks for "
-            f"{list(shape)}.",
-            param="model",
-        )
-    # The sum is finite exactly if no element is NaN or infinite, short of an overflow that float64
-    # rules out, and it needs no mask as large as the tensor.
-    if not torch.isfinite(tensor.sum(dtype=torch.float64)):
-        raise ModelError(f"The tensor {name} holds NaN or infinity.", param="model")
-
-
-def _listed(names: Iterable[str], limit: int = 8) -> str:
-    """The first few names, and how many more there are."""
-    names = list(dict.fromkeys(names))
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+def _check_finite(what: str, tensor: Tensor) -> None:
+    """Refuse NaN and infinity; the extremes are NaN if any element is."""
+    if tensor.numel() and not all(torch.isfinite(extreme) for extreme in torch.aminmax(tensor)):
+        raise ModelError(f"{what} holds NaN or infinity.", param="model")

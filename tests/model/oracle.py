@@ -159,20 +159,27 @@ class Answer:
     hidden: list[Tensor]
     logits: Tensor
 
+    def worst_error(self, want: Answer) -> float:
+        """The largest relative error of any row, layer or logit."""
+        pairs = [(self.logits, want.logits)]
+        pairs += zip(self.ckv + self.kpe, want.ckv + want.kpe, strict=True)
+        pairs += zip(self.hidden, want.hidden, strict=True)
+        return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
+
 
 class Oracle:
-    """One random model, and a folder with its checkpoint."""
+    """One random model in float32, and a folder with its checkpoint."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, config: Any, folder: Path, shard_size: str = "50GB") -> None:
         from transformers import AutoModelForCausalLM
 
         torch.manual_seed(0)
         self.folder = folder
-        self.config = CONFIGS[name]()
+        self.config = config
         with quiet():
-            self.model = AutoModelForCausalLM.from_config(self.config).to(torch.float32).eval()
+            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
             _randomise(self.model)
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, max_shard_size=shard_size)
         for module_name, module in self.model.named_modules():
             if module_name.endswith("a_layernorm"):
                 module.variance_epsilon = self.config.rms_norm_eps
@@ -223,7 +230,8 @@ def quiet() -> Iterator[None]:
 def _randomise(model: Any) -> None:
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith("e_score_correction_bias"):
-            value.data.normal_(std=0.2)
+            # bfloat16 values, so that a checkpoint may store them as such.
+            value.data.copy_(value.data.normal_(std=0.2).bfloat16())
         elif name.endswith("norm.weight"):
             value.data.normal_(mean=1.0, std=0.2)
         elif name.endswith("embed_tokens.weight"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from leyline.model.parameters import WeightSource
 from leyline.model.step import Span, Step
 from leyline.model.transformer import Transformer
+from tests.model.oracle import Answer
 
 
 def make_cache(
@@ -77,6 +79,49 @@ def run_pieces(
     return torch.cat([run_together(model, cache, [(sequence, part)]) for part in ids.split(size)])
 
 
+def answer(model: Transformer, ids: Tensor, size: int, offset: int = 0) -> Answer:
+    """What the model says of a sequence that starts at a position, run in pieces."""
+    cache = make_cache(model, len(ids))
+    sequence = Resident(torch.arange(len(ids)), gather=False, offset=offset)
+    logits = run_pieces(model, cache, sequence, ids, size)
+    return Answer(
+        ckv=[ckv for ckv, _ in cache],
+        kpe=[kpe for _, kpe in cache],
+        hidden=[torch.cat(parts) for parts in list(sequence.hidden.values())[:-1]],
+        logits=logits,
+    )
+
+
+def greedy(model: Transformer, ids: Tensor, count: int) -> list[int]:
+    """The next tokens, one at a time."""
+    room = len(ids) + count
+    cache, sequence = make_cache(model, room), Resident(torch.arange(room), gather=False)
+    chosen: list[int] = []
+    while len(chosen) < count:
+        logits = run_pieces(model, cache, sequence, ids, len(ids))
+        chosen.append(int(logits[-1].argmax()))
+        ids = torch.tensor(chosen[-1:])
+    return chosen
+
+
 def error(got: Tensor, want: Tensor) -> float:
     """Root mean square of the difference over that of what is wanted."""
     return float((got.float() - want.float()).norm() / want.float().norm())
+
+
+class OnePercentOff:
+    """A source in which every parameter of one kind is 1 % too large."""
+
+    def __init__(self, source: WeightSource, kind: str) -> None:
+        self._source = source
+        self._kind = kind
+
+    def take(self, name: str, dtype: torch.dtype) -> Tensor:
+        value = self._source.take(name, dtype)
+        return value * 1.01 if self._kind in name else value
+
+    def take_all(self, places: Mapping[str, Tensor]) -> None:
+        self._source.take_all(places)
+        for name, out in places.items():
+            if self._kind in name:
+                out *= 1.01

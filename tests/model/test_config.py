@@ -110,6 +110,27 @@ def test_latent_norm_eps_follows_the_models_eps():
     assert read(DENSE, latent_norm_eps=1e8).latent_norm_eps == 1e8
 
 
+def test_remote_code_is_ignored_and_never_run(tmp_path):
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}
+    assert read(MOE, **code) == read(MOE)
+    (tmp_path / "modeling_evil.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "config.json").write_text(json.dumps(MOE | code))
+    assert ModelConfig.load(tmp_path) == read(MOE)
+
+
+def test_an_unknown_family_does_not_fall_back_on_its_code():
+    with pytest.raises(ModelError, match=r"model_type is 'evil'.*auto_map names is never run"):
+        read(MOE, model_type="evil", auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    with pytest.raises(ModelError, match="model_type") as caught:
+        read(MOE, model_type="evil")
+    assert "auto_map" not in caught.value.message
+
+
+def test_mtp_layers_are_counted():
+    assert read(MOE).num_nextn_predict_layers == 0
+    assert read(MOE, num_nextn_predict_layers=1).num_nextn_predict_layers == 1
+
+
 @pytest.mark.parametrize("value, ids", [(None, ()), (5, (5,)), ([154820, 7], (154820, 7))])
 def test_end_tokens_come_alone_or_in_a_list(value, ids):
     assert read(DENSE, eos_token_id=value).eos_token_id == ids
@@ -129,11 +150,12 @@ def test_every_size_must_be_there_and_be_a_positive_integer(name, value):
 REFUSED = {
     "model_type": ["llama", None, 3],
     "hidden_act": ["gelu"],
-    "attention_bias": [True, "no"],
+    "attention_bias": ["no", 1],
     "mlp_bias": [True],
     "rope_interleave": [False],
     "partial_rotary_factor": [0.5],
-    "quantization_config": [{"quant_method": "fp8"}],
+    "quantization_config": [{"quant_method": "fp8"}, "fp8"],
+    "num_nextn_predict_layers": [-1, "one"],
     "qk_rope_head_dim": [7, 0],
     "rms_norm_eps": [0, -1e-6, float("nan"), float("inf"), "small"],
     "latent_norm_eps": [0],

@@ -27,6 +27,18 @@ def test_linear_is_the_plain_product(rows, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_bias_is_added_before_the_one_rounding(dtype):
+    x, weight = inputs(16, dtype)
+    bias = (torch.arange(24) - 12.0).to(dtype) * 3
+    want = F.linear(x.double(), weight.double(), bias.double())
+    # Half a step of a bf16 at the size of the result.
+    tolerance = {torch.bfloat16: 2**-8, torch.float32: 1e-6}[dtype]
+    good, off = (Linear(weight, b)(x).double() for b in (bias, bias * 1.01))
+    assert ((good - want).abs() <= tolerance * want.abs() + 1e-5).all()
+    assert not ((off - want).abs() <= tolerance * want.abs() + 1e-5).all()
+
+
 def test_one_percent_is_noticed():
     x, weight = inputs(200, torch.bfloat16)
     want = F.linear(x.float(), weight.float())

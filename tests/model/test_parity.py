@@ -17,7 +17,7 @@ from leyline.model.config import ModelConfig
 from leyline.model.transformer import Transformer
 from leyline.model.weights import Checkpoint, load_model
 from tests.model.oracle import CONFIGS, VOCAB, Answer, Oracle
-from tests.model.steps import Resident, error, make_cache, run_pieces
+from tests.model.steps import OnePercentOff, answer, error, greedy
 
 TOLERANCE = 1e-4
 LENGTH = 30
@@ -30,7 +30,7 @@ GROWTH = 6e-9
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def oracle(request, tmp_path_factory) -> Oracle:
-    return Oracle(request.param, tmp_path_factory.mktemp(request.param))
+    return Oracle(CONFIGS[request.param](), tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
@@ -48,65 +48,18 @@ def tokens(length: int = LENGTH) -> Tensor:
 
 
 def run(model: Transformer, size: int, offset: int = 0) -> Answer:
-    cache = make_cache(model, LENGTH)
-    sequence = Resident(torch.arange(LENGTH), gather=False, offset=offset)
-    logits = run_pieces(model, cache, sequence, tokens(), size)
-    return Answer(
-        ckv=[ckv for ckv, _ in cache],
-        kpe=[kpe for _, kpe in cache],
-        hidden=[torch.cat(parts) for parts in list(sequence.hidden.values())[:-1]],
-        logits=logits,
-    )
-
-
-def worst_error(got: Answer, want: Answer) -> float:
-    return max(
-        error(got.logits, want.logits),
-        *(error(a, b) for a, b in zip(got.ckv, want.ckv, strict=True)),
-        *(error(a, b) for a, b in zip(got.kpe, want.kpe, strict=True)),
-        *(error(a, b) for a, b in zip(got.hidden, want.hidden, strict=True)),
-    )
+    return answer(model, tokens(), size, offset)
 
 
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_rows_layers_and_logits_are_the_oracles(model, answers, pieces, offset):
     got = run(model, PIECES[pieces], offset)
-    assert worst_error(got, answers[offset]) <= max(TOLERANCE, GROWTH * offset)
+    assert got.worst_error(answers[offset]) <= max(TOLERANCE, GROWTH * offset)
 
 
 def test_greedy_tokens_are_the_oracles(oracle, model):
-    cache, sequence = make_cache(model, 40), Resident(torch.arange(40), gather=False)
-    logits = run_pieces(model, cache, sequence, tokens(10), 10)
-    got = [int(logits[-1].argmax())]
-    while len(got) < 12:
-        logits = run_pieces(model, cache, sequence, torch.tensor(got[-1:]), 1)
-        got.append(int(logits[-1].argmax()))
-    assert got == oracle.greedy(tokens(10), 12)
-
-
-PARAMETERS = (
-    "kv_a_proj",
-    "kv_a_layernorm",
-    "kv_b_proj",
-    "o_proj",
-    "mlp.gate.",
-    "experts.0.down",
-    "shared_experts.up",
-    "lm_head",
-)
-
-
-class OnePercentOff:
-    """A checkpoint in which every parameter of one kind is 1 % too large."""
-
-    def __init__(self, checkpoint: Checkpoint, kind: str) -> None:
-        self._checkpoint = checkpoint
-        self._kind = kind
-
-    def take(self, name: str, dtype: torch.dtype) -> Tensor:
-        value = self._checkpoint.take(name, dtype)
-        return value * 1.01 if self._kind in name else value
+    assert greedy(model, tokens(10), 12) == oracle.greedy(tokens(10), 12)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +78,7 @@ def test_one_percent_on_a_parameter_is_noticed(oracle, answers, kind):
     config = ModelConfig.load(oracle.folder)
     with Checkpoint(oracle.folder, config, "cpu", progress=False) as checkpoint:
         model = Transformer(config, OnePercentOff(checkpoint, kind), dtype=torch.float32)
-    assert worst_error(run(model, LENGTH), answers[0]) > TOLERANCE
+    assert run(model, LENGTH).worst_error(answers[0]) > TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["inv_freq", "scale", "routed_scaling_factor"])
@@ -141,7 +94,7 @@ def test_one_percent_on_a_constant_is_noticed(oracle, answers, kind):
     if kind == "scale":
         for layer in model._layers:
             layer._attention._scale *= 1.01
-    assert worst_error(run(model, LENGTH), answers[0]) > TOLERANCE
+    assert run(model, LENGTH).worst_error(answers[0]) > TOLERANCE
 
 
 @pytest.mark.parametrize("pieces", PIECES)

@@ -169,7 +169,7 @@ def test_a_model_takes_exactly_its_parameters(model):
 
     class Recorder(RandomWeights):
         def take(self, name: str, dtype: torch.dtype) -> Tensor:
-            taken.append(name)
+            taken.append(name)  # take_all goes through here as well
             return super().take(name, dtype)
 
     Transformer(model.config, Recorder(model.config), dtype=torch.float32)

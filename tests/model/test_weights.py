@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +14,15 @@ from torch import Tensor
 
 from leyline.errors import ModelError
 from leyline.model.config import ModelConfig
-from leyline.model.parameters import RandomWeights, parameter_shapes
+from leyline.model.shards import INDEX_NAME, SINGLE_NAME
 from leyline.model.transformer import Transformer
-from leyline.model.weights import INDEX_NAME, SINGLE_NAME, Checkpoint, load_model
+from leyline.model.weights import Checkpoint, load_model
+from tests.model.folders import DATA, SHARDS, InMemory, Tensors, tensors, write
 from tests.model.steps import Resident, make_cache, run_pieces
 
-DATA: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "vocab_size": 30,
-    "hidden_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "kv_lora_rank": 10,
-    "qk_nope_head_dim": 3,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 5,
-    "intermediate_size": 14,
-    "max_position_embeddings": 64,
-    "moe_intermediate_size": 7,
-    "n_routed_experts": 3,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "dtype": "float32",
-}
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 IDS = torch.tensor([3, 7, 1])
-Tensors = dict[str, Tensor]
-
-
-def tensors(data: dict[str, Any] = DATA) -> Tensors:
-    config = ModelConfig.from_dict(data)
-    source = RandomWeights(config)
-    return {name: source.take(name, torch.float32) for name, _ in parameter_shapes(config)}
-
-
-def write(
-    folder: Path, weights: Tensors, data: dict[str, Any] = DATA, *, sharded: bool = False
-) -> Path:
-    (folder / "config.json").write_text(json.dumps(data))
-    if not sharded:
-        save_file(weights, folder / SINGLE_NAME)
-        return folder
-    names = list(weights)
-    weight_map = {name: SHARDS[i % 2] for i, name in enumerate(names)}
-    for shard in SHARDS:
-        save_file({n: weights[n] for n in names if weight_map[n] == shard}, folder / shard)
-    (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
-    return folder
+EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
+BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 
 
 def load(folder: Path, **options: Any) -> Transformer:
@@ -72,23 +33,16 @@ def answer(model: Transformer) -> Tensor:
     return run_pieces(model, make_cache(model, 3), Resident(torch.arange(3)), IDS, 3)
 
 
-class InMemory:
-    def __init__(self, weights: Tensors) -> None:
-        self._weights = weights
-
-    def take(self, name: str, dtype: torch.dtype) -> Tensor:
-        return self._weights.pop(name).to(dtype)
-
-
 def expected(data: dict[str, Any] = DATA) -> Tensor:
     config = ModelConfig.from_dict(data)
     return answer(Transformer(config, InMemory(tensors(data)), dtype=torch.float32))
 
 
-def refusal(folder: Path, *parts: str) -> None:
+def refusal(folder: Path, *parts: str, **options: Any) -> None:
     with pytest.raises(ModelError) as caught:
-        load(folder)
+        load(folder, **options)
     assert all(part in caught.value.message for part in parts), caught.value.message
+    assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -104,10 +58,28 @@ def test_a_parameter_one_percent_off_is_noticed(tmp_path):
     assert (answer(load(write(tmp_path, weights))) - expected()).abs().max() > 1e-4
 
 
-def test_the_dtype_is_the_configs_unless_asked_otherwise(tmp_path):
-    folder = write(tmp_path, tensors())
-    assert load(folder).dtype == torch.float32
-    assert load(folder, dtype=torch.bfloat16).dtype == torch.bfloat16
+def stored_as(dtype: torch.dtype) -> Tensors:
+    return {name: value.to(dtype) for name, value in tensors().items()}
+
+
+@pytest.mark.parametrize(
+    "stored, runs",
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.bfloat16),  # which would overflow
+        (torch.float64, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("claimed", ["float32", "bfloat16"])
+def test_the_dtype_is_the_files_whatever_the_config_claims(tmp_path, stored, runs, claimed):
+    folder = write(tmp_path, stored_as(stored), DATA | {"dtype": claimed})
+    assert load(folder).dtype == runs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_dtype_that_is_asked_for_is_taken(tmp_path, dtype):
+    assert load(write(tmp_path, tensors()), dtype=dtype).dtype == dtype
 
 
 def test_norms_and_router_stay_float32_in_a_bf16_model(tmp_path):
@@ -119,11 +91,10 @@ def test_norms_and_router_stay_float32_in_a_bf16_model(tmp_path):
 
 def test_a_bias_stored_in_bf16_is_widened(tmp_path):
     weights = tensors()
-    name = "model.layers.1.mlp.gate.e_score_correction_bias"
-    weights[name] = weights[name].bfloat16()
+    weights[BIAS] = weights[BIAS].bfloat16()
     config = ModelConfig.from_dict(DATA)
     with Checkpoint(write(tmp_path, weights), config, "cpu", progress=False) as checkpoint:
-        assert torch.equal(checkpoint.take(name, torch.float32), weights[name].float())
+        assert torch.equal(checkpoint.take(BIAS, torch.float32), weights[BIAS].float())
 
 
 def test_the_latent_eps_is_passed_on(tmp_path):
@@ -134,14 +105,32 @@ def test_the_latent_eps_is_passed_on(tmp_path):
 # What may be in a checkpoint although the model does not use it.
 
 
+MTP = {"model.layers.2.eh_proj.weight": torch.ones(2), "model.layers.2.enorm.weight": IDS}
+
+
 def test_the_mtp_layer_is_skipped_by_its_number(tmp_path):
-    extra = {"model.layers.2.eh_proj.weight": torch.ones(2), "model.layers.2.enorm.weight": IDS}
+    assert torch.equal(answer(load(write(tmp_path, tensors() | MTP))), expected())
+
+
+def test_as_many_mtp_layers_are_skipped_as_the_config_names(tmp_path):
+    second = {"model.layers.3.eh_proj.weight": torch.ones(2)}
+    data = DATA | {"num_nextn_predict_layers": 2}
+    assert load(write(tmp_path / "two", tensors() | MTP | second, data))
+    refusal(write(tmp_path / "one", tensors() | MTP | second), "unexpected", *second)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_file_that_holds_only_the_mtp_layer_is_not_opened(tmp_path, present):
+    folder = write(tmp_path, tensors(), sharded=True)
+    rewrite_index(folder, lambda names: names.update(dict.fromkeys(MTP, "mtp-1-of-1.safetensors")))
+    if present:
+        (folder / "mtp-1-of-1.safetensors").write_bytes(b"garbage")
+    assert torch.equal(answer(load(folder)), expected())
+
+
+def test_stored_rope_frequencies_are_not_used(tmp_path):
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
     assert torch.equal(answer(load(write(tmp_path, tensors() | extra))), expected())
-
-
-def test_a_layer_beyond_the_mtp_layer_is_unexpected(tmp_path):
-    name = "model.layers.3.input_layernorm.weight"
-    refusal(write(tmp_path, tensors() | {name: torch.ones(12)}), "unexpected", name)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -156,6 +145,7 @@ def test_stray_files_are_ignored_where_there_is_an_index(tmp_path):
     folder = write(tmp_path, tensors(), sharded=True)
     save_file({"model.norm.weight": torch.zeros(12)}, folder / SINGLE_NAME)
     (folder / "model-00003-of-00002.safetensors").write_bytes(b"garbage")
+    (folder / "modeling_evil.py").write_text("raise SystemExit")
     assert torch.equal(answer(load(folder)), expected())
 
 
@@ -209,16 +199,40 @@ def rewrite_index(folder: Path, change: Callable[[dict[str, str]], object]) -> N
 def test_an_index_that_names_a_tensor_no_file_holds_is_stale(tmp_path):
     folder = write(tmp_path, tensors(), sharded=True)
     rewrite_index(folder, lambda names: names.update({"ghost": SHARDS[0]}))
-    refusal(folder, "stale", "ghost")
+    refusal(folder, "stale", f"puts ghost into {SHARDS[0]}; it is in none")
 
 
 def test_an_index_that_misses_a_tensor_is_stale(tmp_path):
     folder = write(tmp_path, tensors(), sharded=True)
     rewrite_index(folder, lambda names: names.pop("model.norm.weight"))
-    refusal(folder, "stale", "model.norm.weight")
+    refusal(folder, "stale", "puts model.norm.weight into no file", SHARDS[0])
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors"])
+def test_an_index_that_swaps_two_files_is_stale(tmp_path):
+    folder = write(tmp_path, tensors(), sharded=True)
+    rewrite_index(
+        folder, lambda names: names.update({n: SHARDS[names[n] == SHARDS[0]] for n in names})
+    )
+    refusal(folder, "stale", "model.embed_tokens.weight")
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    folder = write(tmp_path, tensors(), sharded=True)
+    twice = load_file(folder / SHARDS[1]) | {"model.norm.weight": torch.ones(12)}
+    save_file(twice, folder / SHARDS[1])
+    refusal(folder, "stale", "model.norm.weight", f"in {SHARDS[0]} and {SHARDS[1]}")
+
+
+def test_an_index_that_names_only_files_that_are_gone_is_called_stale(tmp_path):
+    folder = write(tmp_path, tensors(), sharded=True)
+    for shard in SHARDS:
+        (folder / shard).rename(folder / shard.replace("of-00002", "of-00003"))
+    refusal(folder, "stale", *SHARDS, "not there")
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "x.bin"]
+)
 def test_an_index_may_not_leave_the_folder(tmp_path, name):
     folder = write(tmp_path, tensors(), sharded=True)
     rewrite_index(folder, lambda names: names.update({"model.norm.weight": name}))
@@ -232,31 +246,36 @@ def test_an_index_that_is_none_is_refused(tmp_path, content):
     refusal(folder, INDEX_NAME, "not a valid index")
 
 
-def cut_short(content: bytes) -> bytes:
-    return content[: len(content) // 2]
+def test_an_index_that_says_two_things_about_a_tensor_is_refused(tmp_path):
+    folder = write(tmp_path, tensors(), sharded=True)
+    path = folder / INDEX_NAME
+    path.write_text(
+        path.read_text()
+        .replace("{", '{"model.norm.weight": "x", ', 2)
+        .replace('{"model.norm.weight": "x", ', "{", 1)
+    )
+    refusal(folder, INDEX_NAME, "model.norm.weight is there twice")
 
 
-def huge_header(content: bytes) -> bytes:
-    return (2**62).to_bytes(8, "little") + content[8:]
-
-
-def bad_offsets(content: bytes) -> bytes:
-    return content.replace(b'"data_offsets":[0,', b'"data_offsets":[9,', 1)
-
-
-@pytest.mark.parametrize(
-    "damage", [cut_short, huge_header, bad_offsets, lambda _: b"", lambda _: b"not a tensor file"]
-)
-def test_a_damaged_file_is_refused(tmp_path, damage):
-    folder = write(tmp_path, tensors())
-    path = folder / SINGLE_NAME
-    path.write_bytes(damage(path.read_bytes()))
-    refusal(folder, SINGLE_NAME, "not a valid safetensors file")
+@pytest.mark.parametrize("lost", ["1 byte", "a page", "half"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_file_that_was_cut_short_is_refused_before_anything_is_read(tmp_path, lost, sharded):
+    big = DATA | {"vocab_size": 300}  # a file of several pages
+    folder = write(tmp_path, tensors(big), big, sharded=sharded)
+    path = folder / (SHARDS[1] if sharded else SINGLE_NAME)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate({"1 byte": size - 1, "a page": size - 4096, "half": size // 2}[lost])
+    refusal(folder, path.name, "cut short", "missing, from the tensor")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DATA))
     refusal(tmp_path, "neither", SINGLE_NAME)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    refusal(tmp_path, "pytorch_model.bin", "never read")
+    (tmp_path / SHARDS[0]).write_bytes(b"")
+    refusal(tmp_path, SHARDS[0], "the index is missing")
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
@@ -270,28 +289,41 @@ def test_a_wrong_shape_is_refused(tmp_path, name):
     refusal(write(tmp_path, weights), name, "shape")
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.int32])
-def test_quantised_storage_is_refused(tmp_path, dtype):
-    name = "model.layers.0.mlp.up_proj.weight"
+@pytest.mark.parametrize("name", ["model.norm.weight", EXPERT, BIAS])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.int32, torch.bool])
+def test_a_dtype_that_is_no_float_is_refused(tmp_path, name, dtype):
     weights = tensors()
     weights[name] = weights[name].to(dtype)
-    refusal(write(tmp_path, weights), name, "not supported")
+    refusal(write(tmp_path, weights), name, SINGLE_NAME, "is stored as")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(
-    "name", ["model.layers.1.mlp.gate.e_score_correction_bias", "lm_head.weight"]
-)
-def test_values_that_are_not_finite_are_refused(tmp_path, name, value):
+@pytest.mark.parametrize("name", ["lm_head.weight", EXPERT, "model.layers.1.mlp.gate.weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_not_finite_are_refused_if_asked(tmp_path, name, value, dtype):
     weights = tensors()
     weights[name].view(-1)[1] = value
+    folder = write(tmp_path, weights)
+    refusal(folder, name, SINGLE_NAME, "NaN or infinity", check_weights=True, dtype=dtype)
+    assert load(folder, dtype=dtype)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", [BIAS, "model.norm.weight"])
+def test_biases_and_norms_are_always_checked(tmp_path, name, value):
+    weights = tensors()
+    weights[name][1] = value
     refusal(write(tmp_path, weights), name, "NaN or infinity")
 
 
 def test_infinities_that_cancel_are_found(tmp_path):
     weights = tensors()
     weights["lm_head.weight"][0, :2] = torch.tensor([float("inf"), float("-inf")])
-    refusal(write(tmp_path, weights), "lm_head.weight")
+    refusal(write(tmp_path, weights), "lm_head.weight", check_weights=True)
+
+
+def test_finite_weights_pass_the_check(tmp_path):
+    assert torch.equal(answer(load(write(tmp_path, tensors()), check_weights=True)), expected())
 
 
 def test_a_parameter_is_handed_out_once(tmp_path):
@@ -304,18 +336,58 @@ def test_a_parameter_is_handed_out_once(tmp_path):
             checkpoint.require_all_taken()
 
 
-def test_a_refused_folder_leaves_no_file_open(tmp_path):
-    folder = write(tmp_path, dropped("model.norm.weight"))
-    refusal(folder, "missing")
-    assert names_of(load_file(folder / SINGLE_NAME)) == names_of(dropped("model.norm.weight"))
-    (folder / SINGLE_NAME).unlink()
+def test_a_parameter_goes_to_its_place_or_not_at_all(tmp_path):
+    config = ModelConfig.from_dict(DATA)
+    place = torch.zeros(2, 7, 12)
+    with Checkpoint(write(tmp_path, tensors()), config, "cpu", progress=False) as checkpoint:
+        checkpoint.take_all({EXPERT: place[1]})
+        with pytest.raises(ModelError, match="taken twice"):
+            checkpoint.take_all({EXPERT: place[0]})
+        with pytest.raises(ModelError, match="its place"):  # copying would repeat the row
+            checkpoint.take_all({"model.norm.weight": place[0]})
+    assert torch.equal(place[1], tensors()[EXPERT]) and not place[0].any()
 
 
-def names_of(weights: Iterable[str]) -> list[str]:
-    return sorted(weights)
+def test_routed_experts_and_only_they_are_read_into_their_places(tmp_path):
+    config = ModelConfig.from_dict(DATA)
+    placed: list[str] = []
+
+    class Recorder(Checkpoint):
+        def take_all(self, places: Mapping[str, Tensor]) -> None:
+            placed.extend(places)
+            super().take_all(places)
+
+    with Recorder(write(tmp_path, tensors()), config, "cpu", progress=False) as checkpoint:
+        model = Transformer(config, checkpoint, dtype=torch.float32)
+    assert sorted(placed) == sorted(name for name in tensors() if ".experts." in name)
+    moe = model._layers[1]._mlp
+    assert torch.equal(moe._gate_up[2, 7:], tensors()[EXPERT])  # type: ignore[union-attr]
 
 
-def test_a_progress_bar_ticks_once_a_tensor(tmp_path, capsys):
+def test_a_loaded_model_does_not_live_off_the_file(tmp_path):
+    folder = write(tmp_path, tensors())
+    model = load(folder)
+    path = folder / SINGLE_NAME
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert torch.equal(answer(model), expected())
+
+
+@pytest.mark.parametrize("damage", [None, "model.norm.weight"])
+def test_no_file_stays_open(tmp_path, damage):
+    weights = {name: value for name, value in tensors().items() if name != damage}
+    folder = write(tmp_path, weights, sharded=True)
+    if damage is None:
+        load(folder)
+    else:
+        refusal(folder, "missing", damage)
+    maps = Path("/proc/self/maps")
+    if maps.is_file():
+        assert str(folder) not in maps.read_text()
+
+
+def test_the_progress_bar_counts_bytes(tmp_path, capsys):
     load_model(write(tmp_path, tensors()))
-    count = len(tensors())
-    assert f"{count}/{count}" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "Loading weights: 100%" in shown and "B/s" in shown
+    load_model(tmp_path, progress=False)
+    assert capsys.readouterr().err == ""
