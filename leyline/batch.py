@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from leyline.directive import Receipt
+from leyline.directive import Edit, Receipt
 from leyline.errors import InvalidRequestError
 
 Slots = npt.NDArray[np.int64]
@@ -162,7 +162,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the executor hands back: the sampled token of each extend that asked for one."""
+    """What the executor hands back: the sampled token of each extend that asked for one, and none
+    for one whose logits are not finite.
+    """
 
     tokens: dict[int, int] = field(default_factory=lambda: {})
 
@@ -177,13 +179,31 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """An edit committed: what each of its directives did, and the context length around it."""
+    """An edit committed.
+
+    Attributes:
+        sequence_id: Whose context was edited.
+        request_id: Who asked for it.
+        receipts: What each of its directives did, in order of position.
+        edit: What became of which row.
+        kept: Whether the context before still has every row that it had, where the tree had it.
+    """
 
     sequence_id: int
     request_id: int
     receipts: tuple[Receipt, ...]
-    length_before: int
-    length_after: int
+    edit: Edit
+    kept: bool = False
+
+    @property
+    def length_before(self) -> int:
+        """Context length before."""
+        return len(self.edit.before)
+
+    @property
+    def length_after(self) -> int:
+        """Context length afterwards, without the tokens that the request appends."""
+        return len(self.edit.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +214,12 @@ class Ended:
     reason: EndReason
 
 
-Event = Sampled | Edited | Ended
+@dataclass(frozen=True, slots=True, eq=False)
+class Broken:
+    """A result could not land: its sequence has ended and owns nothing, all others go on."""
+
+    sequence_id: int
+    error: Exception
+
+
+Event = Sampled | Edited | Ended | Broken

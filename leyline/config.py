@@ -9,6 +9,7 @@ from leyline.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32")
 ROPE_DTYPES = ("float32", "bfloat16")
+EDIT_MODES = ("forget", "amortize", "heal")
 
 
 def option(default: Any, help_text: str, *, choices: tuple[str, ...] = ()) -> Any:
@@ -44,6 +45,29 @@ class EngineConfig:
     max_num_seqs: int = option(32, "Requests that run at the same time at most.")
     max_sessions: int = option(256, "Sessions kept at most; the longest unused makes room.")
     session_ttl_s: float = option(3600.0, "Seconds after which an unused session is forgotten.")
+    max_session_tokens: int | None = option(
+        None, "Tokens that all sessions hold together at most; the longest unused makes room."
+    )
+    sessions_file: str = option(
+        "", "File that sessions are restored from and saved to, on shutdown and on demand."
+    )
+    keep_versions: int = option(4, "Earlier contexts that a session can go back to; 0 keeps none.")
+    session_share: float = option(
+        0.25, "Share of the cache that a session's context and its kept versions may fill."
+    )
+    pin_share: float = option(0.25, "Share of the cache that one tenant may pin.")
+    edit_mode: str = option(
+        "forget",
+        "What becomes of the rows behind an edit that a chat request's own history shows.",
+        choices=EDIT_MODES,
+    )
+    min_run: int = option(16, "Tokens in a row worth keeping between two edits of a history.")
+    context_management: str = option(
+        "", 'Edits of every chat history, as JSON: {"edits": [{"type": "truncate_older_than"}]}.'
+    )
+    policy: str = option(
+        "", "A policy of your own for every chat history: module:function, or an entry point."
+    )
     protect_first: int = option(1, "Tokens at the head of a context that no edit may touch.")
     num_threads: int | None = option(None, "CPU threads to compute with; the default is torch's.")
     seed: int | None = option(None, "Makes requests without a seed of their own reproducible.")
@@ -54,12 +78,15 @@ class EngineConfig:
             self._of_type(entry.name, type(entry.default))
         if self.seed is not None and type(self.seed) is not int:
             raise ConfigError(f"seed is {self.seed!r}; it must be an integer.", param="seed")
-        for name in ("max_model_len", "kv_cache_tokens", "num_threads"):
+        for name in ("max_model_len", "kv_cache_tokens", "num_threads", "max_session_tokens"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_sessions"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_sessions", "min_run"):
             self._at_least(name, 1)
-        self._at_least("protect_first", 0)
+        for name in ("protect_first", "keep_versions"):
+            self._at_least(name, 0)
+        for name in ("session_share", "pin_share"):
+            self._share(name)
         if not (isinstance(self.session_ttl_s, int | float) and self.session_ttl_s > 0):
             raise ConfigError("session_ttl_s must be above 0 seconds.", param="session_ttl_s")
         for entry in fields(self):
@@ -79,6 +106,12 @@ class EngineConfig:
             raise ConfigError(
                 f"{name} is {value!r}; it must be an integer, {least} or more.", param=name
             )
+
+    def _share(self, name: str) -> None:
+        """Refuse what is no part of a whole."""
+        value = getattr(self, name)
+        if not (type(value) in (int, float) and 0 <= value <= 1):
+            raise ConfigError(f"{name} is {value!r}; it must be from 0 to 1.", param=name)
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         """Refuse a value that is not among the choices, where there are any."""

@@ -150,19 +150,28 @@ class Context:
 
     def digest(self, length: int | None = None) -> bytes:
         """SHA-256 over the canonical serialisation of the first `length` tokens: 32 bytes."""
-        state = hashlib.sha256(struct.pack("<Q", len(self.root)) + self.root)
+        state = hashlib.sha256(_serialised_root(self.root))
         for piece in _cut(self, len(self) if length is None else length):
-            label = b"\0" if piece.origin is None else b"\1" + piece.origin
-            state.update(label + _serialise(piece.tokens))
+            state.update(_serialised_piece(piece))
         return state.digest()
 
 
 def canonical(pieces: Iterable[Piece], root: bytes = b"") -> Context:
     """The canonical context of these pieces; see the module's first lines for the rules."""
     merged: list[Piece] = []
+    # The hash of all pieces but the last, which may still grow; no token is hashed many times.
+    state = hashlib.sha256(_serialised_root(root))
     for piece in pieces:
-        if piece.tokens:
-            _push(merged, piece, root)
+        last = _serialised_piece(merged[-1]) if merged else b""
+        if piece.origin is not None:
+            before = state.copy()
+            before.update(last)
+            piece = Piece(piece.tokens) if piece.origin == before.digest() else piece
+        if merged and _continues(merged[-1], piece):
+            merged[-1] = Piece(merged[-1].tokens + piece.tokens, merged[-1].origin)
+        elif piece.tokens:
+            state.update(last)
+            merged.append(piece)
     return Context(tuple(merged), root)
 
 
@@ -190,16 +199,6 @@ def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-def _push(merged: list[Piece], piece: Piece, root: bytes) -> None:
-    """Add a piece behind canonical ones, merging it where the rules ask for it."""
-    if piece.origin is not None and piece.origin == Context(tuple(merged), root).digest():
-        piece = Piece(piece.tokens)
-    if merged and _continues(merged[-1], piece):
-        merged[-1] = Piece(merged[-1].tokens + piece.tokens, merged[-1].origin)
-    else:
-        merged.append(piece)
-
-
 def _continues(left: Piece, right: Piece) -> bool:
     """Whether two neighbours are one piece."""
     if left.origin is None or right.origin is None:
@@ -218,3 +217,14 @@ def _cut(context: Context, length: int) -> Iterator[Piece]:
 def _serialise(tokens: Sequence[int]) -> bytes:
     """Length (u64) and ids (u32), little endian."""
     return struct.pack(f"<Q{len(tokens)}I", len(tokens), *tokens)
+
+
+def _serialised_root(root: bytes) -> bytes:
+    """What the serialisation of a context begins with."""
+    return struct.pack("<Q", len(root)) + root
+
+
+def _serialised_piece(piece: Piece) -> bytes:
+    """A piece within the serialisation of its context."""
+    label = b"\0" if piece.origin is None else b"\1" + piece.origin
+    return label + _serialise(piece.tokens)

@@ -7,7 +7,9 @@ here computes a row.
 A set means its directives one by one **from right to left**, so that every one is in the
 coordinates of the context before the set, and every replacement sees the original text to its
 left. AMORTIZE keeps the tail as a graft. FORGET is the same splice with the tail made part of the
-replacement, so that nothing is kept behind it.
+replacement, so that nothing is kept behind it. HEAL is AMORTIZE here; that the exact form follows
+in the background is the engine's affair. A replacement with a `Source` is not computed: its rows
+are brought from another context, as grafts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from leyline.context import Context, Piece, Tokens, canonical
 from leyline.coverage import Coverage
 from leyline.errors import DirectiveError
 
-MAX_DIRECTIVES = 1024
+MAX_DIRECTIVES = 256
 
 
 class Mode(str, Enum):
@@ -30,6 +32,27 @@ class Mode(str, Enum):
 
     AMORTIZE = "amortize"
     FORGET = "forget"
+    HEAL = "heal"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the rows of a replacement are taken from.
+
+    Attributes:
+        context: Any context of the same root, that of the edit included.
+        start: Position of the first row taken.
+    """
+
+    context: Context
+    start: int
+
+    def pieces(self, length: int) -> Iterator[Piece]:
+        """The first `length` tokens as grafts."""
+        for piece in self.context.tail(self.start):
+            if length > 0:
+                yield Piece(piece.tokens[:length], piece.origin)
+            length -= len(piece.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +63,17 @@ class Directive:
         start: Position of the first token removed.
         end: One past the last; equal to `start` for a pure insertion.
         replacement: Token ids put in their place, possibly none.
-        mode: AMORTIZE keeps the rows behind the edit, FORGET computes them anew.
+        mode: AMORTIZE keeps the rows behind the edit, FORGET computes them anew, HEAL keeps them
+            until they have been computed anew.
+        source: Where the replacement's rows are; None if they are computed. Its tokens there must
+            be the replacement.
     """
 
     start: int
     end: int
     replacement: Tokens = ()
     mode: Mode = Mode.AMORTIZE
+    source: Source | None = None
 
     @property
     def delta(self) -> int:
@@ -85,6 +112,25 @@ class Insert:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Rows that are brought: `length` of them from a source, standing at `dst` afterwards."""
+
+    source: Source
+    dst: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """One past the last position after the edit."""
+        return self.dst + self.length
+
+    @property
+    def run(self) -> Run:
+        """The way of these rows, as if they came from the context before."""
+        return Run(self.source.start, self.dst, self.length)
+
+
+@dataclass(frozen=True, slots=True)
 class Edit:
     """A compiled edit.
 
@@ -93,13 +139,15 @@ class Edit:
         after: The context it becomes.
         kept: Runs of rows carried over, in order of position.
         inserts: Rows computed before the edit commits, in order of position. Positions of
-            `after` that are in neither are an ordinary gap, closed after the commit.
+            `after` that are nowhere here are an ordinary gap, closed after the commit.
+        shares: Rows brought from other contexts, in order of position.
     """
 
     before: Context
     after: Context
     kept: tuple[Run, ...]
     inserts: tuple[Insert, ...]
+    shares: tuple[Share, ...] = ()
 
     @property
     def head(self) -> int:
@@ -108,25 +156,39 @@ class Edit:
 
     def available(self) -> Coverage:
         """Positions of `after` that have a row once the edit commits."""
+        return Coverage.of([*self.found(), *((new.dst, new.end) for new in self.inserts)])
+
+    def found(self) -> Coverage:
+        """Positions of `after` whose rows nobody computes for this edit: kept and brought ones."""
         kept = ((run.dst, run.dst + run.length) for run in self.kept)
-        return Coverage.of([*kept, *((new.dst, new.end) for new in self.inserts)])
+        return Coverage.of([*kept, *((share.dst, share.end) for share in self.shares)])
 
     def lose(self, resident: int) -> Edit:
         """The same edit when only the first `resident` rows of `before` exist.
 
-        The longest run that can be had is kept; from the first hole on, everything is labelled
-        exact and left to be computed after the commit.
+        Whatever is kept or inserted stands in front of the first hole. From there on everything
+        but shared rows is labelled exact and left to be computed after the commit. An edit that
+        carries nothing is the plain prefill that it comes to.
         """
-        kept = tuple(_clip(self.kept, src_end=resident))
+        kept = tuple(_clip(self.kept, resident))
         inserts = tuple(new for new in self.inserts if new.start <= resident)
-        hole = Edit(self.before, self.after, kept, inserts).available().reach
-        edit = Edit(
-            self.before,
-            self.after.exact_from(hole),
-            tuple(_clip(kept, dst_end=hole)),
-            tuple(new for new in inserts if new.dst < hole),
-        )
-        return edit if any(run.src or run.dst for run in edit.kept) else edit.exact()
+        had = Edit(self.before, self.after, kept, inserts, self.shares)
+        edit = replace(had, after=had._relabelled(had.available().reach))
+        carries = edit.shares or any(run.src or run.dst for run in edit.kept)
+        grafted = edit.after.first_graft(edit.head) < len(edit.after)
+        return edit if carries or grafted else edit.exact()
+
+    def _relabelled(self, hole: int) -> Context:
+        """The context afterwards, from `hole` on exact but for the rows that are brought."""
+        if hole == len(self.after):
+            return self.after
+        tokens, position = self.after.tokens, hole
+        pieces = list(self.after.prefix(hole).pieces)
+        for share in self.shares:
+            if share.dst >= hole:
+                pieces += [Piece(tokens[position : share.dst]), *share.source.pieces(share.length)]
+                position = share.end
+        return canonical([*pieces, Piece(tokens[position:])], self.after.root)
 
     def exact(self) -> Edit:
         """The same text with nothing kept behind the first change: an honest re-prefill."""
@@ -144,14 +206,15 @@ class Receipt:
         mode: The mode asked for.
         mode_done: The mode carried out; `reason` says why where it differs.
         removed: Tokens taken out.
-        inserted: Tokens put in.
+        inserted: Tokens put in, those whose rows were brought included.
         kept: Rows behind the edit, up to the next one, that were not computed again.
         recomputed: Rows behind the edit, up to the next one, that were or will be computed again.
         moved_in_place: Kept rows that stayed in their slots.
         copied: Kept rows that went to new slots.
         freed: Slots of the removed span that became free.
         delta: Positions by which the kept rows moved.
-        reason: Why less was kept than asked, or None.
+        reason: Why less was kept or brought than asked, or None.
+        shared: Inserted tokens whose rows were brought from elsewhere instead of computed.
     """
 
     start: int
@@ -167,10 +230,16 @@ class Receipt:
     freed: int
     delta: int
     reason: str | None = None
+    shared: int = 0
 
 
 def checked(
-    directives: Iterable[Directive], length: int, *, vocab_size: int, protect_first: int = 0
+    directives: Iterable[Directive],
+    length: int,
+    *,
+    vocab_size: int,
+    protect_first: int = 0,
+    root: bytes = b"",
 ) -> tuple[Directive, ...]:
     """The set in order of position, or a `DirectiveError` that says what is wrong with it.
 
@@ -179,24 +248,25 @@ def checked(
         length: Tokens in the context.
         vocab_size: Replacement ids must be below it.
         protect_first: Tokens at the head that must not be edited (attention sinks live there).
+        root: The context's root: rows are shared within it only.
     """
     ordered = sorted(directives, key=lambda directive: (directive.start, directive.end))
     if len(ordered) > MAX_DIRECTIVES:
-        raise DirectiveError(
-            f"{len(ordered)} directives in one call; at most {MAX_DIRECTIVES} are allowed.",
-            param="directives",
+        raise _refusal(
+            f"{len(ordered)} directives in one call; at most {MAX_DIRECTIVES} are allowed."
         )
     for directive in ordered:
         _check_one(directive, length, vocab_size, protect_first)
+        if directive.source is not None:
+            _check_source(directive, directive.source, root)
     for left, right in pairwise(ordered):
         if right.start < left.end:
-            raise DirectiveError(
+            raise _refusal(
                 f"Spans [{left.start}, {left.end}) and [{right.start}, {right.end}) overlap; "
-                "spans of one set may touch but not overlap.",
-                param="directives",
+                "spans of one set may touch but not overlap."
             )
     if length + sum(directive.delta for directive in ordered) < 1:
-        raise DirectiveError("The edit would leave an empty context.", param="directives")
+        raise _refusal("The edit would leave an empty context.")
     return tuple(ordered)
 
 
@@ -225,7 +295,9 @@ def compose(first: Edit, second: Edit) -> Edit:
     kept = [run for outer in second.kept for run in _through(first.kept, outer)]
     carried = [new for outer in second.kept for new in _carried(first.inserts, outer)]
     inserts = sorted((*carried, *second.inserts), key=lambda new: new.dst)
-    return Edit(first.before, second.after, tuple(kept), tuple(inserts))
+    brought = [share for outer in second.kept for share in _brought(first.shares, outer)]
+    shares = sorted((*brought, *second.shares), key=lambda share: share.dst)
+    return Edit(first.before, second.after, tuple(kept), tuple(inserts), tuple(shares))
 
 
 def _apply_one(context: Context, directive: Directive) -> Edit:
@@ -233,30 +305,56 @@ def _apply_one(context: Context, directive: Directive) -> Edit:
     start, end, new = directive.start, directive.end, directive.replacement
     if directive.mode is Mode.FORGET:
         new, end = new + context.tokens[end:], len(context)
-    after = canonical([*context.prefix(start).pieces, Piece(new), *context.tail(end)], context.root)
+    source = directive.source
+    middle = [Piece(new)] if source is None else source.pieces(len(new))
+    after = canonical([*context.prefix(start).pieces, *middle, *context.tail(end)], context.root)
     kept = _runs((0, 0, start), (end, start + len(new), len(context) - end))
+    if new and source is not None:
+        return Edit(context, after, kept, (), (Share(source, start, len(new)),))
     return Edit(context, after, kept, (Insert(start, start, new),) if new else ())
+
+
+def _refusal(message: str) -> DirectiveError:
+    """An error about the set that a caller sent."""
+    return DirectiveError(message, param="directives")
 
 
 def _check_one(directive: Directive, length: int, vocab_size: int, protect_first: int) -> None:
     """Refuse a span outside the context, a protected head, or ids outside the vocabulary."""
     start, end = directive.start, directive.end
     if not 0 <= start <= end <= length:
-        raise DirectiveError(
+        raise _refusal(
             f"The span [{start}, {end}) does not fit: it must satisfy 0 <= start <= end <= "
-            f"{length}, the length of the context.",
-            param="directives",
+            f"{length}, the length of the context."
         )
     if start < protect_first:
-        raise DirectiveError(
+        raise _refusal(
             f"The span [{start}, {end}) touches the first {protect_first} token(s), which are "
-            "protected because attention sinks live there; start later.",
-            param="directives",
+            "protected because attention sinks live there; start later."
         )
     if any(not 0 <= token < vocab_size for token in directive.replacement):
-        raise DirectiveError(
-            f"Replacement token ids must be at least 0 and below {vocab_size}.",
-            param="directives",
+        raise _refusal(f"Replacement token ids must be at least 0 and below {vocab_size}.")
+
+
+def _check_source(directive: Directive, source: Source, root: bytes) -> None:
+    """Refuse rows that are not those of the replacement, or not this directive's to take."""
+    context, start, end = source.context, source.start, source.start + len(directive.replacement)
+    if context.root != root:
+        raise _refusal("Rows can only be shared within one tenant or cache salt.")
+    if not 0 <= start <= end <= len(context):
+        raise _refusal(
+            f"The shared span [{start}, {end}) does not fit its source, which has {len(context)} "
+            "token(s)."
+        )
+    if context.tokens[start:end] != directive.replacement:
+        raise _refusal(
+            f"The replacement is not what stands at [{start}, {end}) of the source that its rows "
+            "should come from; take its tokens from there."
+        )
+    if directive.mode is Mode.FORGET:
+        raise _refusal(
+            "Mode forget computes everything anew and cannot take rows from a source; use "
+            "amortize, or leave the source out."
         )
 
 
@@ -265,17 +363,10 @@ def _runs(*runs: tuple[int, int, int]) -> tuple[Run, ...]:
     return tuple(Run(*run) for run in runs if run[2] > 0)
 
 
-def _clip(
-    runs: Iterable[Run], *, src_end: int | None = None, dst_end: int | None = None
-) -> Iterator[Run]:
-    """The parts of the runs below a source and a destination position."""
+def _clip(runs: Iterable[Run], src_end: int) -> Iterator[Run]:
+    """The parts of the runs below a source position."""
     for run in runs:
-        length = run.length
-        if src_end is not None:
-            length = min(length, src_end - run.src)
-        if dst_end is not None:
-            length = min(length, dst_end - run.dst)
-        yield from _runs((run.src, run.dst, length))
+        yield from _runs((run.src, run.dst, min(run.length, src_end - run.src)))
 
 
 def _through(runs: Iterable[Run], outer: Run) -> Iterator[Run]:
@@ -293,3 +384,10 @@ def _carried(inserts: Iterable[Insert], outer: Run) -> Iterator[Insert]:
             yield replace(new, dst=new.dst + outer.delta)
         elif new.dst < outer.src + outer.length and outer.src < new.end:
             raise ValueError("the second edit cuts a replacement of the first in two")
+
+
+def _brought(shares: Iterable[Share], outer: Run) -> Iterator[Share]:
+    """The parts of shares that `outer` carries on."""
+    for share in shares:
+        for run in _through((share.run,), outer):
+            yield Share(Source(share.source.context, run.src), run.dst, run.length)

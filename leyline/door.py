@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from leyline.config import EngineConfig
-from leyline.context import Context
-from leyline.directive import Directive, Mode, checked
+from leyline.context import Context, salted
+from leyline.directive import Directive, Mode, Source, checked
 from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestError
-from leyline.tokenizer import Tokenizer
+from leyline.tokenizer import Tokenizer, check_text
+
+MAX_NAME_LENGTH = 512  # the server's own limits are narrower
 
 
 class Door:
@@ -50,6 +52,40 @@ class Door:
             )
         return list(prompt)
 
+    def root(self, salt: str) -> bytes:
+        """The root of a tenant or cache salt.
+
+        Raises:
+            InvalidRequestError: If the salt is no text.
+        """
+        return salted(check_text(salt, "cache_salt"))
+
+    def name(self, value: str, param: str) -> str:
+        """A name that a client chose: of a session, or of a request that may be repeated.
+
+        Raises:
+            InvalidRequestError: If it is no text, or an empty or a very long one.
+        """
+        if not 1 <= len(check_text(value, param)) <= MAX_NAME_LENGTH:
+            raise InvalidRequestError(
+                f"{param} must have 1 to {MAX_NAME_LENGTH} characters; this one has {len(value)}.",
+                param=param,
+            )
+        return value
+
+    def spelled(self, what: str | Sequence[int]) -> bytes:
+        """The bytes of a text or of token ids, special tokens with their names.
+
+        Raises:
+            InvalidRequestError: If it is neither, or an id is none of the vocabulary's.
+        """
+        if isinstance(what, str):
+            spelled = check_text(what).encode("utf-8")
+        else:
+            ids = self.prompt(what)
+            spelled = b"".join(self._tokenizer.token_bytes(one, skip_special=False) for one in ids)
+        return spelled
+
     def room(self, context: Context) -> int:
         """Room for an answer behind a context, in tokens; at least one.
 
@@ -68,7 +104,7 @@ class Door:
         return room
 
     def directives(
-        self, directives: Sequence[Directive], length: int, to_come: int
+        self, directives: Sequence[Directive], length: int, to_come: int, root: bytes = b""
     ) -> tuple[Directive, ...]:
         """A set in order of position, if it fits.
 
@@ -76,6 +112,7 @@ class Door:
             directives: The set.
             length: Tokens of the context that it is aimed at.
             to_come: Tokens that may still be generated behind it.
+            root: That context's root: rows are shared within it only.
 
         Raises:
             DirectiveError: If the set does not fit the context.
@@ -88,6 +125,7 @@ class Door:
             length,
             vocab_size=self._num_tokens,
             protect_first=self._protect_first,
+            root=root,
         )
         after = length + sum(directive.delta for directive in ordered) + to_come
         if after > self._max_model_len:
@@ -103,7 +141,7 @@ def _plain(directive: Any) -> Directive:
     """A directive whose mode may still be a name, with its types checked.
 
     Raises:
-        DirectiveError: If it is none, or its numbers or its mode are not what they should be.
+        DirectiveError: If it is none, or its fields are not what they should be.
     """
     if not isinstance(directive, Directive):
         raise DirectiveError(
@@ -111,13 +149,22 @@ def _plain(directive: Any) -> Directive:
             param="directives",
         )
     ids: Any = directive.replacement
-    numbers = (directive.start, directive.end, *(ids if isinstance(ids, Sequence) else [ids]))
-    if any(type(number) is not int for number in numbers):
+    listed = isinstance(ids, Sequence) and not isinstance(ids, str | bytes | bytearray)
+    numbers = (directive.start, directive.end, *(ids if listed else [None]))
+    if any(type(number) is not int for number in numbers) or not _is_source(directive.source):
         raise DirectiveError(
-            "Positions must be integers, and the replacement a tuple of token ids.",
+            "Positions must be integers, the replacement a tuple of token ids, and a source, if "
+            "any, a Source(context, start).",
             param="directives",
         )
     return replace(directive, replacement=tuple(ids), mode=named_mode(directive.mode))
+
+
+def _is_source(source: Any) -> bool:
+    """Whether a directive's source is one, or none."""
+    if not isinstance(source, Source):
+        return source is None
+    return isinstance(source.context, Context) and type(source.start) is int
 
 
 def named_mode(name: Any) -> Mode:
@@ -131,5 +178,5 @@ def named_mode(name: Any) -> Mode:
     except ValueError:
         names = ", ".join(known.value for known in Mode)
         raise DirectiveError(
-            f"There is no mode {name!r}; the modes are {names}.", param="mode"
+            f"There is no mode {name!r:.60}; the modes are {names}.", param="mode"
         ) from None

@@ -2,7 +2,7 @@
 
 `generate`, `chat` and `stream` submit a request and drive the loop until it has ended; requests
 that were submitted otherwise go on meanwhile. A server uses the same object through the methods
-of `EngineLoop` alone.
+of `SessionDesk` alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from leyline.conversation import Conversation
 from leyline.directive import Directive
 from leyline.errors import InvalidRequestError
 from leyline.events import Completion, Delta, EditResult, EngineEvent, Failure
-from leyline.loop import EngineLoop, Messages
+from leyline.pointing import Change
+from leyline.session_desk import SessionDesk
+from leyline.turn import Messages
 
 
-class Engine(EngineLoop):
+class Engine(SessionDesk):
     """One model, ready to answer.
 
         with Engine() as engine:
@@ -85,21 +87,38 @@ class Engine(EngineLoop):
         params: SamplingParams | None,
         sampling: dict[str, Any],
         session_id: str | None = None,
+        edit_mode: str | None = None,
     ) -> Iterator[Delta | Completion]:
         """One turn of a conversation: its pieces of text, then its completion."""
-        request_id = self.submit_chat(messages, _sampling(params, sampling), session_id=session_id)
+        trimmed, _ = self.trim(messages)
+        request_id = self.submit_chat(
+            trimmed, _sampling(params, sampling), session_id=session_id, edit_mode=edit_mode
+        )
         for event in self._drive(request_id):
             assert isinstance(event, Delta | Completion), "a turn has no other events"
             yield event
 
-    def edit(self, session_id: str, directives: Sequence[Directive]) -> EditResult:
-        """Edit a session's context: all of the directives or none.
+    def edit(
+        self,
+        session_id: str,
+        changes: Sequence[Change | Directive],
+        *,
+        expected_version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> EditResult:
+        """Edit a session's context: all of the changes or none; see `submit_directives`."""
+        request_id = self.submit_directives(
+            session_id,
+            changes,
+            expected_version=expected_version,
+            idempotency_key=idempotency_key,
+        )
+        return _last(self._drive(request_id), EditResult)
 
-        Raises:
-            SessionNotFoundError: If there is no such session.
-            DirectiveError: If the set does not fit its context; nothing has changed.
-        """
-        return _last(self._drive(self.submit_directives(session_id, directives)), EditResult)
+    def settle(self) -> None:
+        """Step until nothing is left to do: marks have fired, and sessions have healed."""
+        while self.has_work:
+            self._deliver(self.step())
 
     def _drive(self, request_id: int) -> Iterator[EngineEvent]:
         """Step until a request has ended; yields its events. Leaving early cancels it.

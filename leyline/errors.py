@@ -8,6 +8,9 @@ exception that reaches a caller is a bug.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class LeylineError(Exception):
     """The root of all errors meant for callers.
@@ -15,15 +18,23 @@ class LeylineError(Exception):
     Args:
         message: What was wrong, what is allowed, what to do.
         param: The name of the offending field or argument, if one can be named.
+        details: What a program needs to go on, such as the current version; JSON values only.
     """
 
     code = "internal_error"
     status = 500
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.details = dict(details or {})
 
 
 class InvalidRequestError(LeylineError):
@@ -58,6 +69,48 @@ class SessionBusyError(LeylineError):
 
     code = "session_busy"
     status = 409
+
+
+class VersionNotFoundError(LeylineError):
+    """A session does not keep the version that it should go back to."""
+
+    code = "version_not_found"
+    status = 404
+
+
+class MarkNotFoundError(LeylineError):
+    """A session has no mark of that name: it never had, or the mark has done its work."""
+
+    code = "mark_not_found"
+    status = 404
+
+
+class VersionConflictError(LeylineError):
+    """A session was edited since its caller last looked; `details` holds its present version."""
+
+    code = "version_conflict"
+    status = 412
+
+
+class IdempotencyError(LeylineError):
+    """An idempotency key was used before for another request."""
+
+    code = "idempotency_mismatch"
+    status = 422
+
+
+class RequestPendingError(LeylineError):
+    """The first request with this idempotency key is still under way; a retry is safe."""
+
+    code = "request_pending"
+    status = 409
+
+
+class QuotaError(LeylineError):
+    """A tenant asks for more than its share."""
+
+    code = "quota_exceeded"
+    status = 429
 
 
 class ModelNotFoundError(LeylineError):
@@ -106,6 +159,22 @@ def internal(cause: Exception) -> LeylineError:
     if isinstance(cause, LeylineError):
         return cause
     return LeylineError(f"The engine could not run this request ({type(cause).__name__}).")
+
+
+def not_forgotten(cause: Exception) -> LeylineError:
+    """Why an edit that should reach the whole cache ends, though its context is edited."""
+    return LeylineError(
+        f"The context was edited, but the cache could not be purged ({type(cause).__name__}): rows "
+        "that saw the span may be left. Look for it in the cache, and forget it once more."
+    )
+
+
+def not_finite() -> LeylineError:
+    """Why a request ends whose next token could not be chosen."""
+    return LeylineError(
+        "The model's output for this request is not a finite number; send it again, and if that "
+        "does not help, run the model in float32."
+    )
 
 
 def superseded() -> LeylineError:

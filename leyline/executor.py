@@ -81,7 +81,7 @@ class Executor:
         return self._tensor(table)
 
     def _sample(self, extends: tuple[Extend, ...], hidden: Tensor) -> dict[int, int]:
-        """The next token of each op that asks for one, by sequence."""
+        """The next token of each op that asks for one, by sequence; see `StepOutput`."""
         ends = np.cumsum([len(op.tokens) for op in extends])
         chosen = [(op, int(end) - 1) for op, end in zip(extends, ends, strict=True) if op.sample]
         if not chosen:
@@ -90,7 +90,10 @@ class Executor:
         logits = self.model.logits(hidden[rows])[:, : self.num_tokens]
         params = [op.sampling or GREEDY for op, _ in chosen]
         tokens = sample(logits, params, [op.step for op, _ in chosen]).tolist()
-        return {op.sequence_id: token for (op, _), token in zip(chosen, tokens, strict=True)}
+        # Not a number and infinity both show in the largest.
+        sound = logits.amax(dim=-1).isfinite().tolist()
+        told = zip(chosen, tokens, sound, strict=True)
+        return {op.sequence_id: token for (op, _), token, is_sound in told if is_sound}
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         """A numpy array on the model's device."""

@@ -1,7 +1,7 @@
 """What the engine remembers about a sequence: who asked for it and what is told to whom.
 
-A job is a turn, or the edit of an idle session. Edits that reach a busy session ride along with
-its job. When the job is over, its session learns what became of it.
+A job is a turn, the edit of an idle session, or its healing in the background. Edits that reach a
+busy session ride along with its job. When the job is over, its session learns what became of it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from leyline.batch import Edited
-from leyline.context import Context
-from leyline.events import Completion, Delta, EditResult, FinishReason, Usage
+from leyline.context import Context, Tokens
+from leyline.directive import Directive, Mode, Receipt
+from leyline.errors import LeylineError
+from leyline.events import (
+    Completion,
+    Delta,
+    EditResult,
+    Failure,
+    FinishReason,
+    Purged,
+    SessionState,
+    Usage,
+)
+from leyline.marks import Mark, MessageSpan, follow
 from leyline.reply import Reply
-from leyline.sequence import Sequence
-from leyline.session import Session
+from leyline.rewriting import reasoning_span
+from leyline.sequence import EditRequest, Sequence, View
+from leyline.session import Checkpoint, Session, Transcript
 from leyline.tokenizer import Tokenizer
+from leyline.turn import Turn, tool_outputs
+
+
+@dataclass(slots=True)
+class Asked:
+    """An edit that somebody waits for.
+
+    Attributes:
+        since: When it was asked for, in seconds.
+        key: Its idempotency key, if any.
+        reach: The texts that it wants forgotten in the whole cache.
+    """
+
+    since: float
+    key: str | None = None
+    reach: tuple[bytes, ...] = ()
+
+
+def edit_work(request_id: int, session: Session) -> Sequence:
+    """The sequence that edits an idle session: it samples nothing."""
+    length, computed = len(session.context), session.computed
+    return Sequence(request_id, View(session.context), computed=computed, owed=length - computed)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,25 +61,54 @@ class Job:
     Attributes:
         work: The scheduler's sequence; its id is the id of the request that made it.
         session: Whose context it works on, if any.
-        reply: The text of a turn; None for an edit.
-        rendered: The text that the turn's client sent.
-        waiting: When each edit that has not committed was asked for, by request, in seconds.
-        results: Results of committed edits that are not reported yet, and when they were asked for.
+        reply: The text of a turn; None for an edit and for a healing.
+        turn: What a turn started from.
+        requests: The edits that have not committed, by request, and
+        waiting: who waits for them; a mark that fires has nobody to tell.
+        keep: Whether the context before the client's own edit stays a version with its rows.
+        results: Results of committed edits that are not reported yet, and who asked.
+        receipts: What the client's own edit of its history did.
         edited: Whether any edit committed.
+        reply_start: Where the reply begins in the sequence's context.
     """
 
     work: Sequence
     session: Session | None = None
     reply: Reply | None = None
-    rendered: str = ""
-    waiting: dict[int, float] = field(default_factory=lambda: {})
-    results: list[tuple[EditResult, float]] = field(default_factory=lambda: [])
+    turn: Turn | None = None
+    requests: dict[int, EditRequest] = field(default_factory=lambda: {})
+    waiting: dict[int, Asked] = field(default_factory=lambda: {})
+    results: list[tuple[EditResult, Asked]] = field(default_factory=lambda: [])
+    receipts: tuple[Receipt, ...] = ()
+    keep: bool = False
     edited: bool = False
+    reply_start: int = 0
+    _entered: bool = False
 
     @property
     def request_id(self) -> int:
         """The request that made it."""
         return self.work.sequence_id
+
+    @property
+    def state(self) -> SessionState:
+        """What the sequence's context is."""
+        if not self.work.grafted:
+            return "exact"
+        return "healing" if self.session is not None and self.session.healing else "spliced"
+
+    @property
+    def messages(self) -> list[MessageSpan]:
+        """Where the messages stand in the sequence's context."""
+        if self.turn is not None and not self._entered:
+            return self.turn.messages
+        return self.session.messages if self.session is not None else []
+
+    @property
+    def owes_version(self) -> int:
+        """1 if the session's version is still to count what the client edited itself."""
+        turn = self.turn
+        return int(bool(turn and turn.directives and not turn.carried and not self._entered))
 
     def push(self, token: int) -> Iterator[Delta]:
         """Add a sampled token to the reply; the text of a stop token is nobody's business."""
@@ -56,11 +120,57 @@ class Job:
         if self.reply is not None:
             yield from self._delta(self.reply.flush(), ())
 
-    def commit(self, event: Edited) -> None:
-        """Note an edit that committed."""
+    # -- edits ----------------------------------------------------------------------------------
+
+    def double(self, request: EditRequest) -> tuple[Job, Session]:
+        """A job to rehearse one more edit with, and its session: what commits there shows in no
+        other one.
+        """
         assert self.session is not None, "an edit without a session"
+        session = self.session.copy()
+        session.sequence_id = self.request_id
+        requests = {**self.requests, request.request_id: request}
+        return replace(self, session=session, requests=requests, waiting={}, results=[]), session
+
+    def commit(self, event: Edited) -> None:
+        """Note an edit that committed; if that fails, the session is as it was."""
+        assert self.session is not None, "an edit without a session"
+        before = self.session.copy()
+        try:
+            self._commit(self.session, event)
+        except Exception:
+            self.session.restore(before)
+            raise
+        self._note(event)
+
+    def _commit(self, session: Session, event: Edited) -> None:
+        """Have the session follow an edit."""
+        request = self.requests[event.request_id]
+        before, computed = event.edit.before, None
+        if request.own:
+            self.receipts = event.receipts
+        else:
+            self._enter()
+            before = before.prefix(self._follow_reply(len(before), request.directives))
+            computed = len(before) if self.reply is not None else None
+        session.commit(
+            before,
+            event.edit.after,
+            request.directives,
+            kept=event.kept,
+            heal=any(directive.mode is Mode.HEAL for directive in request.directives),
+            computed=computed,
+        )
+        session.context = event.edit.after.append(request.append).prefix(self.reply_start)
+        self._enter()
+        del self.requests[event.request_id]
         self.edited = True
-        self.session.version += 1
+
+    def _note(self, event: Edited) -> None:
+        """Keep the result for whoever asked; a mark that fired has nobody to tell."""
+        asked = self.waiting.pop(event.request_id, None)
+        if asked is None or self.session is None:
+            return
         result = EditResult(
             event.request_id,
             self.session.session_id,
@@ -69,15 +179,64 @@ class Job:
             event.length_after,
             event.receipts,
             elapsed_ms=0.0,
+            state=self.state,
         )
-        self.results.append((result, self.waiting.pop(event.request_id)))
+        self.results.append((result, asked))
+
+    def fail(self, request_id: int, error: LeylineError) -> Failure:
+        """End an edit that will not be carried out; a repeat of it is a first one."""
+        asked = self.waiting.pop(request_id)
+        self.requests.pop(request_id, None)
+        if asked.key is not None and self.session is not None:
+            self.session.answers.drop(asked.key)
+        return Failure(request_id, error)
+
+    def purged(self, purged: Purged) -> None:
+        """Add to the last result what it removed beyond its own context."""
+        result, asked = self.results[-1]
+        self.results[-1] = replace(result, purged=purged), asked
+
+    def take_back(self, error: LeylineError) -> Failure:
+        """Have the last result not told: its edit is done, but not all that was asked for."""
+        result, asked = self.results.pop()
+        self.waiting[result.request_id] = asked
+        return self.fail(result.request_id, error)
 
     def report(self) -> Iterator[EditResult]:
         """The results of committed edits, timed up to now, each of them once."""
         now = time.perf_counter()
-        for result, since in self.results:
-            yield replace(result, elapsed_ms=1e3 * (now - since))
+        for result, asked in self.results:
+            told = replace(result, elapsed_ms=1e3 * (now - asked.since))
+            if asked.key is not None and self.session is not None:
+                self.session.answers.answer(asked.key, told)
+            yield told
         self.results = []
+
+    def _follow_reply(self, length: int, directives: tuple[Directive, ...]) -> int:
+        """Where the reply began before an edit; from now on it begins where that is after it."""
+        start = self.reply_start if self.reply is not None else length
+        after = follow(start, length, directives)
+        moved = sum(directive.delta for directive in directives)
+        self.reply_start = after[0] if after else length + moved
+        return min(start, length)
+
+    def _enter(self) -> None:
+        """Let the session know the turn's prompt, once; a turn without an edit does so at its end.
+
+        What the client changed in its own history is an edit like any other.
+        """
+        if self._entered or self.turn is None or self.session is None:
+            return
+        self._entered = True
+        session, turn = self.session, self.turn
+        if turn.directives and not turn.carried:
+            session.commit(session.context, turn.after, turn.directives, kept=self.keep, heal=False)
+        if turn.again_from is not None:  # the reply that was there, and what was said about it
+            session.marks = [mark for mark in session.marks if mark.end <= turn.again_from]
+        session.transcript = Transcript.of(turn.rendered)
+        session.messages = list(turn.messages)
+
+    # -- turns ----------------------------------------------------------------------------------
 
     def completion(self, finish_reason: FinishReason) -> Completion:
         """The answer of a turn."""
@@ -89,6 +248,8 @@ class Job:
             cached_tokens=work.cached or 0,
             spliced_tokens=work.spliced,
             degraded=work.degraded,
+            state=self.state,
+            first_difference=self.turn.first_difference if self.turn else None,
         )
         return Completion(
             self.request_id,
@@ -98,19 +259,66 @@ class Job:
             usage,
             session.session_id if session else None,
             session.version if session else None,
+            self.receipts,
         )
 
     def hand_over(self, tokenizer: Tokenizer, *, answered: bool = True) -> None:
         """Let the session go on from what the sequence has, without a reply nobody got."""
-        if self.session is None:
+        session = self.session
+        if session is None:
             return
+        before = self._checkpoint()
         kept = self._kept() if answered else ()
-        self.session.context = self._context(len(self.work.generated) - len(kept))
+        self._enter()
+        session.context = self._context(len(self.work.generated) - len(kept))
         # A preempted sequence has no coverage; a stop string leaves rows behind the context's end.
         computed = max(self.work.view.coverage.reach, self.work.computed)
-        self.session.computed = min(computed, len(self.session.context))
-        if self.reply is not None:
-            self.session.transcript = self.rendered + self._told(kept, tokenizer)
+        session.computed = min(computed, len(session.context))
+        session.marks = [mark for mark in session.marks if mark.end <= len(session.context)]
+        if self.turn is not None:
+            told = self.turn.rendered + self._told(kept, tokenizer)
+            session.transcript = Transcript.of(told)
+            session.checkpoint = before
+            said = session.context.tokens[self.reply_start :] if kept else ()
+            session.marks = list(self._settled(session, said, tokenizer, answered))
+            session.messages += self._reply_span(kept)
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """What the session goes on from if its client asks for this turn once more."""
+        session, turn = self.session, self.turn
+        if session is None or turn is None or turn.directives or self.edited:
+            return None
+        if turn.again_from is not None:
+            return session.checkpoint
+        return session.context, session.transcript, tuple(session.messages)
+
+    def _settled(
+        self, session: Session, said: Tokens, tokenizer: Tokenizer, answered: bool
+    ) -> Iterator[Mark]:
+        """The marks, now that it is known what there is of the turn that a scratch is about.
+
+        Spans are where the edits during the turn have left them. A scratch that found nothing is
+        done with, unless nobody got an answer: then it is about the next turn.
+        """
+        thought, at = reasoning_span(said, tokenizer), self.reply_start
+        spans = {
+            "reasoning": [(at + thought[0], at + thought[1])] if thought else [],
+            "tool_output": [(one.start, one.end) for one in tool_outputs(session.messages)],
+        }
+        for mark in session.marks:
+            found = spans.get(mark.of, [])
+            if mark.of == "span" or not (found or answered):
+                yield mark
+            for start, end in found:
+                yield replace(mark, of="span", start=start, end=end)
+
+    def _reply_span(self, kept: tuple[int, ...]) -> list[MessageSpan]:
+        """Where the reply stands, without the token that ends it."""
+        assert self.session is not None, "a span without a session"
+        if not kept:
+            return []
+        end = len(self.session.context) - (kept[-1] in self.work.stop_ids)
+        return [MessageSpan("assistant", None, min(self.reply_start, end), end)]
 
     def _kept(self) -> tuple[int, ...]:
         """The tokens that the reply consists of, its stop token included."""

@@ -9,19 +9,21 @@ from pathlib import Path
 
 import torch
 
+from leyline import hub
 from leyline.cache.latent import LatentCache, row_bytes
 from leyline.cache.ledger import Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.config import EngineConfig
 from leyline.context import Context
 from leyline.embedded import ensure_embedded
-from leyline.errors import ConfigError, ModelError
+from leyline.errors import ConfigError
 from leyline.executor import Executor
 from leyline.model.config import ModelConfig
 from leyline.model.transformer import Transformer
 from leyline.model.weights import load_model
 from leyline.policy import DEFAULT
 from leyline.scheduler import Scheduler
+from leyline.sessions import Sessions
 from leyline.tokenizer import Tokenizer
 
 EMBEDDED_NAME = "smollm2-135m-instruct"
@@ -52,12 +54,17 @@ class Parts:
     max_model_len: int
 
 
-def load(config: EngineConfig, keepers: Callable[[int], Iterable[Context]]) -> Parts:
+def load(
+    config: EngineConfig,
+    keepers: Callable[[int], Iterable[Context]],
+    pinned: Callable[[], Iterable[Context]],
+) -> Parts:
     """Load the model and build everything around it.
 
     Args:
         config: The options.
         keepers: For a sequence, the contexts whose rows it must leave alone.
+        pinned: The contexts whose rows eviction must leave alone.
 
     Raises:
         ConfigError: An option does not fit the model or the machine.
@@ -72,7 +79,7 @@ def load(config: EngineConfig, keepers: Callable[[int], Iterable[Context]]) -> P
     model = load_model(folder, dtype, device, config.progress)
     cache = _cache(config, model, device)
     num_tokens = min(tokenizer.vocab_size, model.config.vocab_size)
-    prefix = PrefixCache(Ledger(cache.ckv.shape[1]), DEFAULT.evict)
+    prefix = PrefixCache(Ledger(cache.ckv.shape[1]), DEFAULT.evict, pinned)
     scheduler = Scheduler(
         prefix,
         max_batch_tokens=config.max_num_batched_tokens,
@@ -81,26 +88,33 @@ def load(config: EngineConfig, keepers: Callable[[int], Iterable[Context]]) -> P
     )
     max_model_len = min(_max_len(config, model.config), prefix.ledger.num_slots)
     executor = Executor(model, cache, num_tokens)
-    name = folder.resolve().name if config.model else EMBEDDED_NAME
+    name = hub.model_name(config.model) if config.model else EMBEDDED_NAME
     return Parts(name, tokenizer, cache, executor, scheduler, num_tokens, max_model_len)
 
 
+def sessions_of(config: EngineConfig, parts: Parts) -> Sessions:
+    """An empty registry of sessions, its quotas in slots of this engine's cache."""
+    num_slots = parts.scheduler.prefix.ledger.num_slots
+    return Sessions(
+        config.max_sessions,
+        config.session_ttl_s,
+        keep_versions=config.keep_versions,
+        session_slots=int(num_slots * config.session_share),
+        pin_slots=int(num_slots * config.pin_share),
+        max_tokens=config.max_session_tokens,
+        num_slots=num_slots,
+    )
+
+
 def model_folder(config: EngineConfig) -> Path:
-    """The folder that holds the model; makes the embedded one if none is named.
+    """The folder that holds the model, downloaded or made if need be; see `hub.find_model`.
 
     Raises:
-        ModelError: There is no such folder.
+        ModelError: There is no such model, or it cannot be had.
     """
     if not config.model:
         return ensure_embedded(progress=config.progress)
-    folder = Path(config.model).expanduser()
-    if not folder.is_dir():
-        raise ModelError(
-            f"There is no model folder {config.model!r}. Name a folder with config.json, "
-            "safetensors and tokenizer.json, or none for the embedded model.",
-            param="model",
-        )
-    return folder
+    return hub.find_model(config.model, progress=config.progress)
 
 
 def _device(name: str) -> torch.device:

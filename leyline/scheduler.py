@@ -1,4 +1,4 @@
-"""Whose turn it is: queues, `plan` and `commit`.
+"""Whose turn it is: `plan` and `commit`.
 
 A step is `plan()`, which picks at most one op for each running sequence under one token budget
 and takes the slots it needs; `run()`, which is the executor's; and `commit()`, the only place
@@ -6,18 +6,20 @@ where a result lands. Every choice that is a matter of taste is in `policy`.
 
 The order within a plan: sequences that decode, then longer extends in order of arrival, then new
 sequences, then moves. Moves come last because nobody may acquire or file rows between the
-decision that rows can turn in place and the turn.
+decision that rows can turn in place and the turn. Sequences in the background have ops only while
+nobody else runs or waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from leyline.batch import (
     Batch,
+    Broken,
     Edited,
     Ended,
     EndReason,
@@ -30,20 +32,17 @@ from leyline.batch import (
 )
 from leyline.cache.prefix import PrefixCache
 from leyline.context import Context
-from leyline.coverage import Coverage
+from leyline.errors import not_finite
 from leyline.policy import DEFAULT, Policy
-from leyline.sequence import EditRequest, Sequence, Splice, restarted
-from leyline.splice import DEGRADED, begin, degrade, plan_move, settle, take
-
-Keepers = Callable[[int], Iterable[Context]]
-
-
-def nobody(_: int) -> Iterable[Context]:
-    """Keepers of an engine without sessions."""
-    return ()
+from leyline.receipts import DEGRADED
+from leyline.rehearsal import rehearse
+from leyline.roster import Keepers, Roster, nobody
+from leyline.rows import file_rows, take
+from leyline.sequence import Sequence, Splice
+from leyline.splice import begin, degrade, plan_move, settle
 
 
-class Scheduler:
+class Scheduler(Roster):
     """Plans batches over the sequences it was given and commits what came of them.
 
     Args:
@@ -63,77 +62,84 @@ class Scheduler:
         max_sequences: int = 64,
         keepers: Keepers = nobody,
     ) -> None:
-        self.prefix = prefix
+        super().__init__(prefix, keepers)
         self.policy = policy
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
-        self.keepers = keepers
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[int, Sequence] = {}
-        self.num_preempted = 0
-        self.num_degraded = 0
         self._busy: set[int] = set()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether any sequence is unfinished."""
-        return bool(self.waiting or self.running)
-
-    def find(self, sequence_id: int) -> Sequence | None:
-        """The unfinished sequence of this id."""
-        queued = (sequence for sequence in self.waiting if sequence.sequence_id == sequence_id)
-        return self.running.get(sequence_id) or next(queued, None)
-
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
-        self.waiting.append(sequence)
-
-    def edit(self, sequence_id: int, request: EditRequest) -> None:
-        """Queue an edit of an unfinished sequence; it takes effect between two of its steps."""
-        sequence = self.find(sequence_id)
-        assert sequence is not None, "an edit was queued on a finished sequence"
-        sequence.edits.append(request)
-
-    def cancel_edit(self, sequence_id: int, request_id: int) -> list[int]:
-        """Drop an edit that has not committed, and those behind it, whose positions count on it.
-
-        Returns:
-            The requests that were dropped; the sequence goes on as if nobody had asked for them.
-        """
-        sequence = self.find(sequence_id)
-        waiting = [edit.request_id for edit in sequence.edits] if sequence else []
-        if sequence is None or request_id not in waiting:
-            return []
-        first = waiting.index(request_id)
-        if first == 0:
-            self._drop_splice(sequence)
-        sequence.edits = deque(list(sequence.edits)[:first])
-        return waiting[first:]
-
-    def finish(self, sequence_id: int, *, publish: bool = True) -> Sequence | None:
-        """End a sequence now: its rows are filed, its slots let go. None if it is not there."""
-        sequence = self.find(sequence_id)
-        if sequence is not None:
-            self._release(sequence, publish=publish)
-            if sequence in self.waiting:
-                self.waiting.remove(sequence)
-            self.running.pop(sequence_id, None)
-        return sequence
+        self._planning: Sequence | None = None
 
     # -- plan ---------------------------------------------------------------------------------
 
     def plan(self) -> Batch:
-        """The next batch; the slots its ops write are taken, nothing else has changed."""
+        """The next batch; the slots its ops write are taken, nothing else has changed.
+
+        If it raises, `abandon` sets everything right again.
+        """
         self._busy = set()
+        self._make_way()
         extends = self._plan_extends()
         extends += self._plan_new(self.max_batch_tokens - sum(len(op.tokens) for op in extends))
-        return Batch(tuple(self._plan_moves()), tuple(extends))
+        moves = self._plan_moves()
+        self._planning = None
+        return Batch(tuple(moves), tuple(extends))
+
+    def abandon(self) -> list[int]:
+        """Undo a plan that raised: the sequence it raised for ends, all others plan anew.
+
+        Returns:
+            Ids of the sequences that ended.
+        """
+        broken, self._planning = self._planning, None
+        if broken is not None:
+            self._remove(broken)
+        for sequence in self.running.values():
+            if sequence.splice is not None:
+                sequence.splice.take_back()
+        self.put_in_order()
+        return [] if broken is None else [broken.sequence_id]
+
+    def rehearse(
+        self,
+        sequence: Sequence,
+        stopped: int | None = None,
+        committed: Callable[[Edited], None] = lambda _: None,
+    ) -> list[Edited]:
+        """What the edits of a sequence would come to if the next plan were about it; see
+        `leyline.rehearsal`. Nothing changes.
+
+        Args:
+            sequence: With the edits; one of this scheduler's, or a new one.
+            stopped: A sequence in the background that would end first.
+            committed: Told each edit before the next one is tried; what the keepers name and what
+                is pinned may change with it.
+        """
+        leaving = [other for other in reversed(self.running.values()) if other.background]
+        leaving.sort(key=lambda other: other.sequence_id != stopped)
+        gone = (sequence.sequence_id, stopped)
+        queued = [other for other in (*self.waiting, *leaving) if other.sequence_id not in gone]
+
+        def others() -> list[Context]:
+            return [*self._kept(sequence.sequence_id), *(other.view.whole() for other in queued)]
+
+        def after(event: Edited) -> list[Context]:
+            committed(event)
+            return others()
+
+        budget = self.max_batch_tokens
+        return rehearse(sequence, self.prefix, others(), leaving, after, budget)
+
+    def _make_way(self) -> None:
+        """Stop everybody in the background if anybody else runs or waits."""
+        if self.foreground:
+            for sequence in reversed([s for s in self.running.values() if s.background]):
+                self._planning = sequence
+                self._yield(sequence)
 
     def _plan_extends(self) -> list[Extend]:
         """Ops of the sequences that run already."""
         for sequence in self.running.values():
-            if sequence.splice is None and sequence.edits:
-                sequence.splice = begin(sequence, sequence.edits[0])
+            self._begin(sequence)
         order = sorted(self.running.values(), key=lambda s: (not s.decoding, s.sequence_id))
         extends: list[Extend] = []
         budget = self.max_batch_tokens
@@ -147,13 +153,11 @@ class Scheduler:
         """Admit waiting sequences in order of arrival as far as slots and budget allow."""
         extends: list[Extend] = []
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
-            sequence = self.waiting[0]
-            if not self._fits(sequence):
+            self._planning = sequence = self.waiting[0]
+            if (sequence.background and self.foreground) or not self._fits(sequence):
                 break
-            self.waiting.popleft()
             self._admit(sequence)
-            if sequence.edits:
-                sequence.splice = begin(sequence, sequence.edits[0])
+            self._begin(sequence)
             ops = self._extend(sequence, budget)
             if not sequence.running:
                 break
@@ -168,7 +172,8 @@ class Scheduler:
             splice = sequence.splice
             if splice is None or sequence.sequence_id in self._busy or splice.next_insert():
                 continue
-            move = plan_move(splice, sequence, self.prefix, self._others(sequence))
+            self._planning = sequence
+            move = plan_move(splice, sequence, self.prefix, self.others(sequence))
             if move is None:
                 self._wait(sequence, splice)
             else:
@@ -176,10 +181,19 @@ class Scheduler:
                 moves.append(move)
         return moves
 
+    def _begin(self, sequence: Sequence) -> None:
+        """Set out on the sequence's next edit, if one waits and none is under way."""
+        self._planning = sequence
+        if sequence.splice is None and sequence.edits:
+            sequence.splice = begin(sequence, sequence.edits[0], self.prefix)
+
     def _extend(self, sequence: Sequence, budget: int) -> list[Extend]:
         """The sequence's next extend, if it has one and slots can be had for it."""
-        splice = sequence.splice
-        op = self._insert(sequence, splice, budget) if splice else self._fill(sequence, budget)
+        self._planning, splice = sequence, sequence.splice
+        if splice is not None:
+            op = self._insert(sequence, splice, budget)
+        else:
+            op = self._fill(sequence, budget)
         if op is None:
             return []
         self._busy.add(sequence.sequence_id)
@@ -226,12 +240,19 @@ class Scheduler:
     # -- commit -------------------------------------------------------------------------------
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Event]:
-        """Land the results of a batch: the counterpart of `plan`, called once for each."""
-        events: list[Event] = [self._commit_move(move) for move in batch.moves]
+        """Land the results of a batch: the counterpart of `plan`, called once for each.
+
+        A result that cannot land ends its own sequence and no other, and is told as `Broken`.
+        """
+        events: list[Event] = []
+        for move in batch.moves:
+            events += self._land(move.sequence_id, partial(self._commit_move, move))
         for op in batch.extends:
-            events += self._commit_extend(op, output)
+            events += self._land(op.sequence_id, partial(self._commit_extend, op, output))
         for sequence in [s for s in self.running.values() if s.idle]:
-            events.append(self._end(sequence, "edited"))
+            events += self._land(sequence.sequence_id, partial(self._end, sequence, "edited"))
+        if any(isinstance(event, Broken) for event in events):
+            self.put_in_order()
         return events
 
     def fail(self, batch: Batch) -> list[int]:
@@ -240,30 +261,35 @@ class Scheduler:
         Returns:
             Ids of the sequences that ended.
         """
-        for move in batch.moves:
-            self.prefix.ledger.release(move.dst_slots[move.dst_slots != move.src_slots])
-            self._distrust(self.running[move.sequence_id])
-        for op in batch.extends:
-            sequence = self.running[op.sequence_id]
-            if sequence.splice is None:
-                self.prefix.ledger.release(op.written_slots)
         ids = [op.sequence_id for op in (*batch.moves, *batch.extends)]
         for sequence_id in ids:
-            self.finish(sequence_id, publish=False)
+            self._distrust(self.running[sequence_id].splice)
+            self._remove(self.running[sequence_id])
+        self.put_in_order()
         return ids
 
-    def _commit_move(self, move: Move) -> Edited:
+    def _land(self, sequence_id: int, result: Callable[[], list[Event]]) -> list[Event]:
+        """What came of one op; its slots are put in order at the end of the commit."""
+        sequence = self.running[sequence_id]
+        view, splice = sequence.view, sequence.splice
+        try:
+            return result()
+        except Exception as error:
+            self._distrust(splice)
+            if self.find(sequence_id) is not None:
+                self._remove(sequence)
+            sequence.view = view  # an edit that nobody will hear of has not happened
+            return [Broken(sequence_id, error)]
+
+    def _commit_move(self, move: Move) -> list[Event]:
         """Swap the sequence to its edited view."""
         sequence = self.running[move.sequence_id]
         splice = sequence.splice
         assert splice is not None, "a move without a splice"
-        event = settle(splice, move, sequence, self.prefix, self._others(sequence))
+        event = settle(splice, move, sequence, self.prefix)
         if any(receipt.reason in DEGRADED for receipt in event.receipts):
             self._note_degraded(sequence)
-        sequence.edits.popleft()
-        if sequence.samples and not sequence.view.missing:
-            self.prefix.ledger.release(sequence.uncover_last())
-        return event
+        return [event]
 
     def _commit_extend(self, op: Extend, output: StepOutput) -> list[Event]:
         """Cover what was computed; take the sampled token and see whether it is the last."""
@@ -274,44 +300,27 @@ class Scheduler:
         sequence.view.coverage = sequence.view.coverage.add(op.start, op.end)
         if not op.sample:
             return []
+        token = output.tokens.get(op.sequence_id)
+        if token is None:  # before its rows are filed, where others would find them
+            raise not_finite()
         if not sequence.generated:
-            self._publish(sequence)
-        token = output.tokens[op.sequence_id]
+            file_rows(sequence, self.prefix)
         sequence.append(token)
         return [Sampled(op.sequence_id, token), *self._stop(sequence, token)]
 
     def _stop(self, sequence: Sequence, token: int) -> list[Event]:
         """End the sequence at a stop token or at its length limit."""
         if token in sequence.stop_ids:
-            return [self._end(sequence, "stop")]
+            return self._end(sequence, "stop")
         over = len(sequence.generated) >= sequence.max_tokens
-        return [self._end(sequence, "length")] if over else []
+        return self._end(sequence, "length") if over else []
 
-    def _end(self, sequence: Sequence, reason: EndReason) -> Ended:
+    def _end(self, sequence: Sequence, reason: EndReason) -> list[Event]:
         """Finish a sequence for good."""
         self.finish(sequence.sequence_id)
-        return Ended(sequence.sequence_id, reason)
+        return [Ended(sequence.sequence_id, reason)]
 
     # -- rows ---------------------------------------------------------------------------------
-
-    def _admit(self, sequence: Sequence) -> None:
-        """Start or resume a sequence from what the tree holds of its context."""
-        limit = len(sequence.view.context) - sequence.samples
-        # Whoever samples computes its last row itself, so that one is never a graft.
-        context = sequence.view.context.exact_from(limit)
-        slots = self.prefix.acquire(context, limit)
-        if context.first_graft(len(slots)) < len(context):
-            # A graft that is not there cannot be computed from the edited tokens.
-            self.prefix.ledger.release(slots)
-            context = context.exact_from(context.first_graft(len(slots)))
-            slots = self.prefix.acquire(context, limit)
-            self._note_degraded(sequence)
-        sequence.view.context = context
-        sequence.view.coverage = Coverage.of([(0, len(slots))])
-        sequence.view.table = np.array(slots)
-        sequence.running = True
-        self.running[sequence.sequence_id] = sequence
-        sequence.count_hit(len(slots))
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether the policy lets a waiting sequence start now."""
@@ -335,60 +344,19 @@ class Scheduler:
         later = (s for s in self.running.values() if s.sequence_id > sequence.sequence_id)
         return [other for other in later if other.sequence_id not in self._busy]
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue; its rows stay in the tree as long as there is room."""
-        sequence.computed = sequence.view.coverage.reach
-        self._release(sequence)
-        sequence.view = restarted(sequence.view, sequence.view.whole())
-        sequence.running = False
-        del self.running[sequence.sequence_id]
-        self.waiting.appendleft(sequence)
-        self.num_preempted += 1
-
     def _wait(self, sequence: Sequence, splice: Splice) -> None:
         """A splice found no slots: it waits, or becomes a re-prefill if the policy says so."""
         if not sequence.running:
             return
         splice.waited += 1
         if self.policy.degrade(len(self.running), splice.waited):
-            self.prefix.ledger.release(splice.private)
             sequence.splice = degrade(sequence, splice)
+            self.prefix.ledger.release(splice.held)
 
-    def _note_degraded(self, sequence: Sequence) -> None:
-        """A graft was lost, or could not be made: say so in usage and in the counter."""
-        sequence.degraded = True
-        self.num_degraded += 1
-
-    def _drop_splice(self, sequence: Sequence) -> None:
-        """Undo an edit that has not committed."""
-        if sequence.splice is not None:
-            self.prefix.ledger.release(sequence.splice.private)
-            sequence.splice = None
-
-    def _publish(self, sequence: Sequence) -> None:
-        """File the rows that a sequence has; it stays their owner."""
-        reach = sequence.view.coverage.reach
-        self.prefix.publish(sequence.view.whole().prefix(reach), sequence.view.table[:reach])
-
-    def _release(self, sequence: Sequence, *, publish: bool = True) -> None:
-        """File a sequence's rows in the tree and let go of its slots."""
-        self._drop_splice(sequence)
-        if sequence.running and publish:
-            self._publish(sequence)
-        if sequence.running:
-            self.prefix.ledger.release(sequence.view.owned())
-
-    def _distrust(self, sequence: Sequence) -> None:
-        """Take rows that a failed move may have left half turned out of the tree."""
-        context, splice = sequence.view.whole(), sequence.splice
-        assert splice is not None, "a move without a splice"
-        bound = self.prefix.exclusive(context, self._others(sequence), owners=1)
-        self.prefix.give_up(context, max(bound, splice.edit.head))
-
-    def _others(self, sequence: Sequence) -> list[Context]:
-        """Contexts whose rows this sequence must not give up."""
-        queued = (other.view.context for other in self.waiting)
-        return [*self.keepers(sequence.sequence_id), *queued]
+    def _distrust(self, splice: Splice | None) -> None:
+        """Take rows that a move may have left half turned out of the tree."""
+        if splice is not None:
+            self.prefix.give_up(splice.edit.before, splice.bound)
 
 
 def _last(slots: Slots) -> int:

@@ -7,6 +7,7 @@ new ones that are computed into private slots. The old view stays whole until th
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -58,6 +59,10 @@ class View:
         runs = [self.table[start:end] for start, end in self.coverage]
         return np.concatenate(runs) if runs else NO_SLOTS
 
+    def owned_from(self, start: int) -> Slots:
+        """Slots of the covered positions from `start` on."""
+        return self.owned()[len(self.coverage.prefix(start)) :]
+
     def place(self, start: int, slots: Slots) -> None:
         """Note that positions from `start` on stand in these slots; covers nothing yet."""
         end = start + len(slots)
@@ -67,28 +72,57 @@ class View:
             self.table[start:end] = slots
 
 
+@dataclass(frozen=True, slots=True)
+class EditRequest:
+    """A checked set of directives waiting for its sequence's next step.
+
+    Attributes:
+        request_id: Who asked.
+        directives: What was asked, checked and sorted.
+        append: Tokens that follow once the edit has committed: an ordinary gap behind it.
+        own: Whether it is what a turn itself begins with: usage is counted from its commit.
+        keep: Whether the context before is to stay with its rows, which costs copies of those
+            that move. Without room for them it is given up before anything else is.
+    """
+
+    request_id: int
+    directives: tuple[Directive, ...]
+    append: Tokens = ()
+    own: bool = False
+    keep: bool = False
+
+
 @dataclass(slots=True)
 class Splice:
     """An edit on its way to its commit.
 
     Attributes:
-        request_id: Who asked.
-        directives: What was asked, checked and sorted.
+        request: What was asked, and by whom.
         edit: What it means for the rows that exist.
         view: The context afterwards; kept rows in the slots of the old view, inserts in private
-            ones.
-        private: The private slots, owned by the sequence beside its old view.
+            ones, shared rows in those of others.
+        private: The slots of the inserts in order, owned by the sequence beside its old view, and
+        borrowed: those of the shared rows, of which it is one more owner.
+        keep: Whether the old rows will be left alone.
+        bound: From which position on the old branch is given up: nowhere until the move is planned.
         reason: Why less is kept than asked, or None.
         waited: Steps in which no slots could be had for it.
     """
 
-    request_id: int
-    directives: tuple[Directive, ...]
+    request: EditRequest
     edit: Edit
     view: View
     private: Slots = field(default_factory=lambda: NO_SLOTS)
+    borrowed: Slots = field(default_factory=lambda: NO_SLOTS)
+    keep: bool = False
+    bound: int = sys.maxsize
     reason: str | None = None
     waited: int = 0
+
+    @property
+    def held(self) -> Slots:
+        """Slots that the sequence owns for it, one beside the other as often as it owns them."""
+        return np.concatenate((self.private, self.borrowed))
 
     def progress(self, new: Insert) -> int:
         """How many of an insert's rows are computed."""
@@ -107,13 +141,9 @@ class Splice:
         covered = self.view.coverage
         return next((i for i in self.edit.inserts if not covered.covers(i.dst, i.end)), None)
 
-
-@dataclass(frozen=True, slots=True)
-class EditRequest:
-    """A checked set of directives waiting for its sequence's next step."""
-
-    request_id: int
-    directives: tuple[Directive, ...]
+    def take_back(self) -> None:
+        """Let go of private slots that were planned for and not computed; no count changes."""
+        self.private = self.private[: sum(self.progress(new) for new in self.edit.inserts)]
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +165,9 @@ class Sequence:
         splice: The edit that is under way.
         cached: Rows found at first admission and never computed since, and
         spliced: how many of those are grafted; None before it.
-        prompt_len: Context length at first admission.
+        prompt_len: Context length at first admission; all three are counted afresh when the
+            turn's own edit commits.
+        background: Whether it may run only while nobody else wants to.
         degraded: Whether a graft was lost and had to be computed from the edited tokens.
         running: Whether it owns slots and is planned.
     """
@@ -154,6 +186,7 @@ class Sequence:
     spliced: int = 0
     prompt_len: int = 0
     degraded: bool = False
+    background: bool = False
     running: bool = False
 
     @property
@@ -172,6 +205,18 @@ class Sequence:
         return self.view.context.first_graft() < len(self.view.context)
 
     @property
+    def own_edit(self) -> bool:
+        """Whether a turn's own edit is still to come."""
+        return bool(self.edits) and self.edits[0].own
+
+    def owned(self) -> Slots:
+        """Every slot that it owns, as often as it owns it."""
+        if not self.running:
+            return NO_SLOTS
+        held = self.splice.held if self.splice is not None else NO_SLOTS
+        return np.concatenate((self.view.owned(), held))
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is left to do for a sequence that samples nothing."""
         busy = self.samples or self.edits or self.splice is not None
@@ -186,13 +231,28 @@ class Sequence:
         self.cached = min(self.cached, num_rows)
         self.spliced = min(self.spliced, context.num_grafted(self.cached))
 
+    def count_own(self, edit: Edit) -> None:
+        """Count afresh what the turn's own edit found: rows kept and brought, none computed."""
+        found = edit.found().prefix(self.view.coverage.reach)
+        self.prompt_len, self.cached = len(self.view), len(found)
+        grafts = (span for span in self.view.context.spans() if not span[2].exact)
+        self.spliced = sum(
+            len(found.prefix(end)) - len(found.prefix(start)) for start, end, _ in grafts
+        )
+
     def uncover_last(self) -> Slots:
-        """Have the last token computed once more, for its logits; returns the slot let go."""
-        last = len(self.view) - 1
-        self.view.context = self.view.context.exact_from(last)
-        self.view.coverage = self.view.coverage.prefix(last)
-        self.computed = last
-        return self.view.table[last : last + 1]
+        """Have whoever samples compute the last token once more if it is covered, for its logits.
+
+        Returns:
+            The slot let go, if any; the caller releases it.
+        """
+        view, last = self.view, len(self.view) - 1
+        if not self.samples or not view.coverage.covers(last, last + 1):
+            return NO_SLOTS
+        view.context = view.context.exact_from(last)
+        view.coverage = view.coverage.prefix(last)
+        self.computed = view.coverage.reach
+        return view.table[last : last + 1]
 
     def append(self, token: int) -> None:
         """Add a sampled token."""
@@ -200,13 +260,13 @@ class Sequence:
         self.generated.append(token)
 
 
-def target_view(edit: Edit, old: View) -> View:
+def target_view(edit: Edit, old: View, append: Tokens = ()) -> View:
     """The view an edit leads to, before its inserts are computed and its rows are moved."""
     table = np.full(len(edit.after), -1, dtype=np.int64)
     for run in edit.kept:
         table[run.dst : run.dst + run.length] = old.table[run.src : run.src + run.length]
     kept = Coverage.of((run.dst, run.dst + run.length) for run in edit.kept)
-    return View(edit.after, [], kept, table)
+    return View(edit.after.append(append), [], kept, table)
 
 
 def restarted(view: View, context: Context) -> View:

@@ -15,6 +15,7 @@ again on what it gave changes nothing more, as long as no message is added.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_not
@@ -28,21 +29,26 @@ from leyline.edit_fields import (
     read_edits,
     read_fields,
 )
+from leyline.message_cuts import (
+    Message,
+    with_texts,
+    without_arguments,
+    without_result,
+    without_thinking,
+)
 
-Message = Mapping[str, Any]
 Messages = Sequence[Message]
 Count = Callable[[Any], int]
 Report = dict[str, Any]
 
-CLEARED_RESULT = "[tool result cleared]"
 REMOVED = "[... {} characters removed ...]"
 MARKER_ROOM = 40  # the longest that REMOVED gets, for texts of up to 10^11 characters
 RESULT_ROLES = ("tool", "function")
 INSTRUCTION_ROLES = ("system", "developer")
-REASONING_FIELDS = ("reasoning_content", "reasoning")
-REASONING_PARTS = ("thinking", "redacted_thinking", "reasoning")
-THINK, END_THINK = "<think>", "</think>"
+MAX_ERROR_CHARS = 500
 FULL = Threshold("input_tokens", 100_000)  # when the hosted API clears tool uses by itself
+
+logger = logging.getLogger(__name__)
 
 
 class Trimmed(NamedTuple):
@@ -81,7 +87,7 @@ class TruncateOlderThan:
         after = list(messages)
         for at, message in enumerate(messages[:recent]):
             if at != task and message.get("role") not in INSTRUCTION_ROLES:
-                after[at] = _with_texts(message, self._cut)
+                after[at] = with_texts(message, self._cut)
         changed = sum(map(is_not, messages, after))
         return trimmed(self.name, messages, after, count, truncated_messages=changed)
 
@@ -133,13 +139,13 @@ class ClearToolUses:
         if use.tool in self.exclude_tools:
             return False
         result = messages[use.result]
-        messages[use.result] = _without_result(result)
+        messages[use.result] = without_result(result)
         changed = messages[use.result] is not result
         inputs = self.clear_tool_inputs
         if use.call and (use.tool in inputs if isinstance(inputs, tuple) else inputs):
             at, index = use.call
             caller = messages[at]
-            messages[at] = _without_arguments(caller, index)
+            messages[at] = without_arguments(caller, index)
             changed = changed or messages[at] is not caller
         return changed
 
@@ -153,7 +159,7 @@ class ClearThinking:
 
     def __call__(self, messages: Messages, count: Count) -> Trimmed:
         """Return the messages without the reasoning of all but the last turns that have any."""
-        after = [_without_thinking(message) for message in messages]
+        after = [without_thinking(message) for message in messages]
         turn, turn_of = 0, list[int]()
         for message in messages:
             turn += message.get("role") == "user"
@@ -267,6 +273,34 @@ def from_wire(context_management: Any) -> list[Policy]:
     return [POLICIES[kind](**fields) for kind, fields in read_edits(context_management)]
 
 
+def trim_messages(
+    messages: Messages,
+    context_management: Any,
+    defaults: Sequence[Policy],
+    own: Policy | None,
+    count: Count,
+) -> tuple[list[Message], list[Report]]:
+    """What a request's messages become before they are rendered; safe to call from any thread.
+
+    Args:
+        messages: The request's.
+        context_management: Its own edits, as `from_wire` takes them. They replace the defaults,
+            even if there are none in the list; None leaves the defaults.
+        defaults: The server's policies.
+        own: A user's own policy, which runs last in any case.
+        count: Tokens of a list of messages.
+
+    Returns:
+        As `apply_policies`.
+
+    Raises:
+        InvalidRequestError: If `context_management` is malformed. Nothing else: a policy that
+            fails is left out.
+    """
+    policies = defaults if context_management is None else from_wire(context_management)
+    return apply_policies(messages, [*policies, *([own] if own else [])], count)
+
+
 def apply_policies(
     messages: Messages, policies: Sequence[Policy], count: Count
 ) -> tuple[list[Message], list[Report]]:
@@ -275,16 +309,28 @@ def apply_policies(
     Returns:
         The messages for the model, and the response's `applied_edits`: the report of each policy
         that changed something, and `{"type", "error"}` of each that failed, whose messages stayed
-        as they were. The caller logs those.
+        as they were. The log names those too, without their messages: they may quote the user.
     """
     current, edits = list(messages), list[Report]()
     for policy in policies:
         try:
             current, report = policy(current, count)
         except Exception as error:
-            report = {"type": policy.name, "error": f"{type(error).__name__}: {error}"[:500]}
+            kind = type(error).__name__
+            logger.warning("The policy %s failed (%s); its edit is left out.", policy.name, kind)
+            report = {"type": policy.name, "error": described(error)}
         edits += [report] if report else []
     return current, edits
+
+
+def described(error: Exception) -> str:
+    """An exception's type and message in one bounded line, whatever foreign code put there."""
+    try:
+        message = str(error)
+    except Exception:
+        message = ""
+    text = f"{type(error).__name__}: {message[:MAX_ERROR_CHARS]}"[:MAX_ERROR_CHARS]
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip(": ")
 
 
 def trimmed(
@@ -305,24 +351,6 @@ def trimmed(
     return Trimmed(after, {"type": name, **figures, **tokens})
 
 
-def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """The message with every text of its content changed; the same object if none is."""
-    content = message.get("content")
-    if isinstance(content, str):
-        after: Any = change(content)
-    elif isinstance(content, list):
-        after = [_with_text(part, change) for part in content]
-    else:
-        return message
-    return message if after == content else {**message, "content": after}
-
-
-def _with_text(part: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return {**part, "text": change(part["text"])}
-    return part
-
-
 def _tool_uses(messages: Messages) -> Iterator[_ToolUse]:
     """Every tool result, in order, with the latest call of its id before it."""
     calls: dict[Any, tuple[Any, int, int]] = {}
@@ -332,50 +360,3 @@ def _tool_uses(messages: Messages) -> Iterator[_ToolUse]:
         if message.get("role") in RESULT_ROLES:
             tool, *call = calls.get(message.get("tool_call_id"), (message.get("name"),))
             yield _ToolUse(tool, at, (call[0], call[1]) if call else None)
-
-
-def _without_result(message: Message) -> Message:
-    """The message with the placeholder for its content, unless that is shorter already."""
-    content = message.get("content")
-    if not content or (isinstance(content, str) and len(content) <= len(CLEARED_RESULT)):
-        return message
-    return {**message, "content": CLEARED_RESULT}
-
-
-def _without_arguments(message: Message, index: int) -> Message:
-    """The message with one of its tool calls' arguments empty, in the form they have."""
-    calls = list(message["tool_calls"])
-    function = calls[index].get("function") or {}
-    empty = "{}" if isinstance(function.get("arguments"), str) else {}
-    if not function.get("arguments") or function["arguments"] == empty:
-        return message
-    calls[index] = {**calls[index], "function": {**function, "arguments": empty}}
-    return {**message, "tool_calls": calls}
-
-
-def _without_thinking(message: Message) -> Message:
-    """The message without its reasoning; the same object if it has none."""
-    if message.get("role") != "assistant":
-        return message
-    kept = {
-        key: value for key, value in message.items() if key not in REASONING_FIELDS or not value
-    }
-    if isinstance(kept.get("content"), list):
-        kept["content"] = [part for part in kept["content"] if not _is_reasoning(part)]
-    after = _with_texts(kept, _without_think_tags)
-    return message if after == message else after
-
-
-def _is_reasoning(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in REASONING_PARTS
-
-
-def _without_think_tags(text: str) -> str:
-    """The text without what stands in think tags, and white space behind them."""
-    kept, at = list[str](), 0
-    while (start := text.find(THINK, at)) >= 0 and (end := text.find(END_THINK, start)) >= 0:
-        kept.append(text[at:start])
-        at = end + len(END_THINK)
-        while text[at : at + 1].isspace():
-            at += 1
-    return "".join([*kept, text[at:]])

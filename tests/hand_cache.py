@@ -67,36 +67,25 @@ class HandCache:
         """Carry out directives one by one from right to left.
 
         Every replacement is computed behind the rows in front of it, which no directive has
-        touched yet; one that lies behind the last row is only text. If no old row behind the first
-        change is left, there is nothing to carry over and all of that is computed in its place.
+        touched yet; one that lies behind the last row is only text.
         """
-        old = list(range(self.num_rows))
-        ordered = sorted(directives, key=lambda one: (one[0], one[1]))
-        for directive in reversed(ordered):
-            old = self._edit_one(old, *directive)
-        first = ordered[0][0]
-        if all(source < 0 for source in old[first:]):
-            self.forget_rows(first)
+        for directive in reversed(sorted(directives, key=lambda one: (one[0], one[1]))):
+            self._edit_one(*directive)
 
-    def _edit_one(
-        self, old: list[int], start: int, end: int, replacement: Sequence[int], mode: str
-    ) -> list[int]:
-        """One directive; `old` says which row each row was before the set, -1 for a new one."""
+    def _edit_one(self, start: int, end: int, replacement: Sequence[int], mode: str) -> None:
+        """One directive."""
         tail = self.tokens[end:]
         if start > self.num_rows:
             self.tokens[start:end] = replacement
-            return old
+            return
         head = self.clone(start)
         head.tokens += [*replacement, *(tail if mode == "forget" else ())]
         if len(head.tokens) > start:
             head.compute()
-        new = [*old[:start], *[-1] * (head.num_rows - start)]
         if mode != "forget":
             self._carry(head, end, len(replacement) - (end - start))
             head.tokens += tail
-            new += old[end:]
         self.tokens, self.layers, self.grafted = head.tokens, head.layers, head.grafted
-        return new
 
     def _carry(self, head: HandCache, start: int, delta: int) -> None:
         """Append the rows from `start` on to `head`, turned by `delta` positions."""

@@ -20,17 +20,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leyline.batch import Batch, Edited, Ended, Event, Extend, Move, SamplingParams, StepOutput
+from leyline.batch import (
+    Batch,
+    Broken,
+    Edited,
+    Ended,
+    Event,
+    Extend,
+    Move,
+    SamplingParams,
+    StepOutput,
+)
 from leyline.cache.ledger import Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.cache.radix import Node
 from leyline.context import Context
-from leyline.directive import Directive, Mode, Receipt
+from leyline.directive import Directive, Mode, Receipt, Source
 from leyline.policy import DEFAULT, PATIENCE, Policy
+from leyline.receipts import DEGRADED, FORGOTTEN
 from leyline.scheduler import Scheduler
 from leyline.sequence import EditRequest, View
 from leyline.sequence import Sequence as Work
-from leyline.splice import FORGOTTEN
 
 VOCABULARY = 4
 STOP = 3
@@ -91,24 +101,33 @@ def computed(root: bytes, head: Sequence[Symbol], tokens: Iterable[int]) -> list
 
 
 def edited(
-    root: bytes, symbols: list[Symbol], resident: int, directives: Sequence[Directive]
+    root: bytes,
+    symbols: list[Symbol],
+    resident: int,
+    directives: Sequence[Directive],
+    brought: Sequence[list[Symbol] | None] = (),
 ) -> list[Symbol]:
     """What a set of directives means: list slices, from right to left.
 
-    Tokens at or behind `resident` have no row; from the first of them on, the result is computed.
+    Tokens at or behind `resident` have no row; whatever has none is computed in its place.
+    `brought` holds the symbols of each directive whose rows come from elsewhere.
     """
     rows = [(token, seen, index < resident) for index, (token, seen) in enumerate(symbols)]
-    for directive in reversed(directives):
+    shares = [*brought] or [None] * len(directives)
+    for directive, share in reversed([*zip(directives, shares, strict=True)]):
         head, tail = rows[: directive.start], rows[directive.end :]
         tokens = list(directive.replacement)
         if directive.mode is Mode.FORGET:
             tokens, tail = [*tokens, *(row[0] for row in tail)], []
-        known = all(row[2] for row in head)
-        new = computed(root, [row[:2] for row in head], tokens)
+        known = share is not None or all(row[2] for row in head)
+        new = computed(root, [row[:2] for row in head], tokens) if share is None else share
         rows = [*head, *((*symbol, known) for symbol in new), *tail]
-    hole = next((index for index, row in enumerate(rows) if not row[2]), len(rows))
-    kept = [row[:2] for row in rows[:hole]]
-    return kept + computed(root, kept, [row[0] for row in rows[hole:]])
+    after: list[Symbol] = []
+    state = root_state(root)
+    for token, seen, known in rows:
+        after.append((token, seen if known else state))
+        state = advance(state, *after[-1])
+    return after
 
 
 @dataclass
@@ -118,11 +137,12 @@ class Twin:
     work: Work
     symbols: list[Symbol]
     talk: Talk | None
-    requests: dict[int, tuple[Directive, ...]] = field(default_factory=dict)
+    requests: dict[int, EditRequest] = field(default_factory=dict)
     known: Context = field(default_factory=Context)
     promised: int = 0
     num_edits: int = 0
     num_sampled: int = 0
+    heals: Talk | None = None
 
     @property
     def root(self) -> bytes:
@@ -138,6 +158,7 @@ class Talk:
     symbols: list[Symbol]
     computed: int = 0
     sequence_id: int | None = None
+    versions: list[Context] = field(default_factory=list)
 
 
 # -- the executor ---------------------------------------------------------------------------------
@@ -257,11 +278,13 @@ class Trace:
         self.asked: list[tuple[Directive, ...]] = []
         self.num_ids = 0
         self.num_losses = 0
+        self.num_swaps = 0
         self.empty_plans = 0
 
     def keepers(self, sequence_id: int) -> list[Context]:
-        """Contexts of the sessions that this sequence does not serve."""
-        return [talk.context for talk in self.talks if talk.sequence_id != sequence_id]
+        """Contexts of the sessions that this sequence does not serve, and all kept versions."""
+        kept = [version for talk in self.talks for version in talk.versions]
+        return kept + [talk.context for talk in self.talks if talk.sequence_id != sequence_id]
 
     def run(self) -> Trace:
         """Act and step for a while, then let everything come to its end."""
@@ -288,6 +311,10 @@ class Trace:
         deeds = [
             (self.prompt, 3),
             (self.turn, 5),
+            (self.rewrite, 2),
+            (self.heal, 1),
+            (self.revert, 1),
+            (self.doubt, 0.2),
             (self.edit_idle, 6),
             (self.edit_busy, 4),
             (self.fork, 2.5),
@@ -340,6 +367,57 @@ class Trace:
             promised = talk.computed if talk else 0
             self.add(Twin(work, symbols, talk, known=context, promised=promised))
 
+    def rewrite(self) -> None:
+        """The next turn of a session whose client has edited its history."""
+        talk = self.idle_talk()
+        if talk is None or not len(talk.context):
+            return
+        work = Work(self.new_id(), View(talk.context), SamplingParams(), computed=talk.computed)
+        twin = Twin(work, list(talk.symbols), talk, known=talk.context)
+        work.edits.extend(self.requests(twin, 1, own=True))
+        room = self.max_len - coming(work)
+        if work.edits and room > 0:
+            work.max_tokens = self.random.randint(1, min(room, 8))
+            self.add(twin)
+        else:
+            self.ended[work.sequence_id] = "refused"
+            self.answers |= dict.fromkeys(twin.requests, "refused")
+
+    def heal(self) -> None:
+        """The exact form of a spliced session, computed in the background."""
+        talk = self.idle_talk()
+        if talk is not None and talk.context.first_graft() < len(talk.context):
+            exact = talk.context.exact_from(0)
+            work = Work(self.new_id(), View(exact), background=True)
+            symbols = computed(exact.root, [], exact.tokens)
+            self.add(Twin(work, symbols, None, known=exact, heals=talk))
+
+    def revert(self) -> None:
+        """A session goes back to a version, as far as its rows are still there."""
+        talk = self.idle_talk()
+        if talk is not None and talk.versions:
+            context = talk.versions.pop()
+            there = self.prefix.resident(context)
+            talk.context = context.exact_from(context.first_graft(there))
+            talk.symbols = labelled(self, talk.context)
+            talk.computed = min(there, len(talk.context))
+
+    def doubt(self) -> None:
+        """Rows that know a token must not be used any more; the tree forgets all of them."""
+        if self.roomy:
+            return
+        token = self.random.randrange(VOCABULARY)
+        self.log("doubt", token)
+        doubted = {n for n, twin in self.live.items() if token in twin.work.view.whole().tokens}
+        held = {n for n, twin in self.live.items() if twin.work.running}
+        ids = self.scheduler.displace(
+            lambda context: context.exact_from(0) if token in context.tokens else None
+        )
+        self.prefix.clear()
+        require("purge", doubted <= set(ids), "rows in doubt are still in use")
+        for number in doubted & held:
+            require("purge", not self.live[number].work.running, f"sequence {number} runs on")
+
     def add(self, twin: Twin) -> None:
         """Hand a sequence to the scheduler."""
         self.log("add", twin.work.sequence_id, len(twin.symbols), [*twin.work.edits])
@@ -371,37 +449,46 @@ class Trace:
                 self.log("edit", twin.work.sequence_id, request)
                 self.scheduler.edit(twin.work.sequence_id, request)
 
-    def requests(self, twin: Twin, num: int) -> Iterable[EditRequest]:
+    def requests(self, twin: Twin, num: int, *, own: bool = False) -> Iterable[EditRequest]:
         """Sets of directives that fit the context as the edits before them leave it."""
         for _ in range(num):
             work = twin.work
-            length = len(work.view) + sum(d.delta for e in work.edits for d in e.directives)
+            length = coming(work)
             room = self.max_len - length - max(0, work.max_tokens - len(work.generated))
             directives = self.directives(twin, length)
-            if -length < sum(directive.delta for directive in directives) <= room:
-                request = EditRequest(self.new_id(), directives)
-                twin.requests[request.request_id] = directives
+            append = self.tokens(0, 2) if own or self.random.random() < 0.1 else ()
+            grown = sum(directive.delta for directive in directives)
+            if -length < grown <= room - len(append):
+                keep = self.random.random() < 0.2
+                request = EditRequest(self.new_id(), directives, append, own, keep)
+                twin.requests[request.request_id] = request
                 yield request
 
     def directives(self, twin: Twin, length: int) -> tuple[Directive, ...]:
         """A random set: spans that may touch or be empty, in mixed modes; or one seen before."""
         if self.asked and self.random.random() < 0.3:
             again = self.random.choice(self.asked)
-            if again[-1].end <= length:
+            roots = {d.source.context.root for d in again if d.source is not None}
+            if again[-1].end <= length and roots <= {twin.root}:
                 return again
         points = sorted(
             self.random.randint(0, length) for _ in range(2 * self.random.choice([1, 1, 2, 3]))
         )
-        directives = tuple(
-            Directive(start, end, self.replacement(twin, start, end), self.mode())
-            for start, end in zip(points[::2], points[1::2], strict=True)
-        )
+        spans = zip(points[::2], points[1::2], strict=True)
+        directives = tuple(self.directive(twin, start, end) for start, end in spans)
         self.asked.append(directives)
         return directives
 
-    def mode(self) -> Mode:
-        """Mostly AMORTIZE."""
-        return self.random.choice([Mode.AMORTIZE, Mode.AMORTIZE, Mode.AMORTIZE, Mode.FORGET])
+    def directive(self, twin: Twin, start: int, end: int) -> Directive:
+        """Mostly computed, sometimes brought from a session of the same tenant."""
+        mode = self.random.choice([Mode.AMORTIZE, Mode.AMORTIZE, Mode.HEAL, Mode.FORGET])
+        known = [talk.context for talk in self.talks if talk.context.root == twin.root]
+        if mode is Mode.FORGET or not known or self.random.random() < 0.75:
+            return Directive(start, end, self.replacement(twin, start, end), mode)
+        context = self.random.choice(known)
+        first = self.random.randint(0, len(context))
+        shared = context.tokens[first : first + self.random.randint(0, 4)]
+        return Directive(start, end, shared, mode, Source(context, first))
 
     def replacement(self, twin: Twin, start: int, end: int) -> tuple[int, ...]:
         """Some tokens, none, as many as were there, or the very same."""
@@ -415,7 +502,7 @@ class Trace:
         """A second session with the history of another."""
         talk = self.idle_talk()
         if talk is not None and len(self.talks) < 6:
-            self.talks.append(replace(talk, symbols=list(talk.symbols)))
+            self.talks.append(replace(talk, symbols=list(talk.symbols), versions=[]))
 
     def cancel(self) -> None:
         """A caller hangs up."""
@@ -427,7 +514,8 @@ class Trace:
 
     def cancel_edit(self) -> None:
         """A caller takes back an edit that was asked for, and with it those behind it."""
-        busy = [twin for twin in self.live.values() if twin.work.edits]
+        works = ((twin, twin.work) for twin in self.live.values())
+        busy = [twin for twin, work in works if work.edits and not work.own_edit]
         if not busy:
             return
         twin = self.random.choice(busy)
@@ -465,7 +553,7 @@ class Trace:
         batch = self.scheduler.plan()
         self.log("plan", batch)
         self.check_plan(batch)
-        if batch and self.faulty and self.random.random() < 0.05:
+        if batch and self.faulty and self.random.random() < 0.15:
             self.fail(batch)
         else:
             self.land(batch)
@@ -479,10 +567,11 @@ class Trace:
         self.empty_plans = 0 if batch or not self.scheduler.has_work else self.empty_plans + 1
         require("gap", self.empty_plans < 2 * PATIENCE, "nothing happens although there is work")
         one_op(self, batch)
+        background(self, batch)
         for twin in self.live.values():
             if twin.work.view.context is not twin.known:
                 degrade_at_admission(self, twin)
-            if self.roomy and twin.work.cached is not None:
+            if self.roomy and twin.work.cached is not None and not twin.num_edits:
                 short = twin.work.cached < min(twin.promised, twin.work.prompt_len - 1)
                 require("degrade", not short, "a session's rows were given up by others")
         last_row(self)
@@ -518,8 +607,13 @@ class Trace:
         self.log(event)
         require("terminal", event.sequence_id in self.live, f"an event after the end: {event}")
         twin = self.live[event.sequence_id]
+        if isinstance(event, Broken):
+            raise event.error
         if isinstance(event, Edited):
             degrade(self, twin, event, before[event.sequence_id], rows)
+            kept(self, twin, event, before[event.sequence_id])
+            if twin.requests[event.request_id].own:
+                usage(twin, event)
             self.answer(twin, event.request_id, "edited")
             twin.num_edits += 1
         elif isinstance(event, Ended):
@@ -545,10 +639,18 @@ class Trace:
             self.answer(twin, request_id, how)
         self.ended[number] = how
         del self.live[number]
+        if twin.heals is not None and how == "edited":
+            self.swap(twin, twin.heals)
         if talk is not None:
             talk.sequence_id = None
             if how in ("stop", "length", "edited") or twin.num_edits:
                 self.hand_over(twin, talk)
+
+    def swap(self, twin: Twin, talk: Talk) -> None:
+        """A session is healed, unless it has gone on or was edited since."""
+        if talk.sequence_id is None and talk.context.tokens == twin.work.view.whole().tokens:
+            self.hand_over(twin, talk)
+            self.num_swaps += 1
 
     def hand_over(self, twin: Twin, talk: Talk) -> None:
         """The session goes on from the sequence's context, or a little less (a stop string)."""
@@ -565,7 +667,9 @@ class Before:
     """What an edit found: the rows that its sequence had."""
 
     births: list[int]
+    rows: list[tuple[int, int, int]]
     slots: list[int]
+    filed: list[int]
     length: int
     resident: int
 
@@ -573,7 +677,16 @@ class Before:
         view = twin.work.view
         self.resident, self.length = view.coverage.reach, len(view)
         self.slots = view.table[: self.resident].tolist()
-        self.births = [trace.machine.read(slot).birth for slot in self.slots]
+        rows = [trace.machine.read(slot) for slot in self.slots]
+        self.births = [row.birth for row in rows]
+        self.rows = [row[:3] for row in rows]
+        self.filed = trace.prefix.tree.match(view.whole()).tolist()
+
+
+def coming(work: Work) -> int:
+    """How long a sequence's context is once its waiting edits are done."""
+    grown = sum(d.delta for edit in work.edits for d in edit.directives)
+    return len(work.view) + grown + sum(len(edit.append) for edit in work.edits)
 
 
 # -- the laws -------------------------------------------------------------------------------------
@@ -595,6 +708,14 @@ def one_op(trace: Trace, batch: Batch) -> None:
     require("one op", len(trace.scheduler.running) <= trace.scheduler.max_sequences, "too many")
 
 
+def background(trace: Trace, batch: Batch) -> None:
+    """Whoever is in the background has an op only while nobody else runs or waits."""
+    ids = {op.sequence_id for op in (*batch.moves, *batch.extends)}
+    behind = {n for n in ids if trace.live[n].work.background}
+    others = [n for n, twin in trace.live.items() if not twin.work.background]
+    require("background", not (behind and others), f"{behind} did not wait for {others}")
+
+
 def holders(trace: Trace) -> dict[int, list[object]]:
     """Who owns each slot, counted afresh: tree nodes, and running sequences."""
     found: dict[int, list[object]] = {}
@@ -602,7 +723,7 @@ def holders(trace: Trace) -> dict[int, list[object]]:
         for slot in node.slots.tolist():
             found.setdefault(slot, []).append(node)
     for work in trace.scheduler.running.values():
-        private = work.splice.private.tolist() if work.splice else []
+        private = work.splice.held.tolist() if work.splice else []
         for slot in [*work.view.owned().tolist(), *private]:
             found.setdefault(slot, []).append(work)
     return found
@@ -682,10 +803,13 @@ def read(trace: Trace, batch: Batch) -> None:
 
 
 def last_row(trace: Trace) -> None:
-    """Whoever samples next computes the last token's row itself: it is never covered."""
+    """Whoever samples next computes the last token's row itself: it is never covered.
+
+    A turn that begins with an edit of its own samples only behind that.
+    """
     for work in trace.scheduler.running.values():
         last = len(work.view) - 1
-        if work.samples:
+        if work.samples and not work.own_edit:
             require("last row", work.view.coverage.reach <= last, "its last row is covered")
 
 
@@ -797,21 +921,27 @@ def degrade_at_admission(trace: Trace, twin: Twin) -> None:
     if counts_as_loss(twin, hole):
         trace.num_losses += 1
         require("degrade", twin.work.degraded, "a graft was lost at admission and nobody said so")
-        require("degrade", not trace.roomy, "a graft was lost although there is room")
+        # Rows brought behind a gap are in nobody's reach until it is closed.
+        filed = hole < max(twin.promised, twin.work.computed)
+        require("degrade", not (trace.roomy and filed), "a graft was lost although there is room")
 
 
 def degrade(
     trace: Trace, twin: Twin, event: Edited, before: Before, rows: list[Row | None]
 ) -> None:
     """An edit did what it says: as asked, or less and with a reason."""
-    view, directives = twin.work.view, twin.requests[event.request_id]
-    want = edited(twin.root, twin.symbols, before.resident, directives)
+    view, request = twin.work.view, twin.requests[event.request_id]
+    directives = request.directives
+    require("degrade", len(event.receipts) == len(directives), "a directive without a receipt")
+    asked = zip(directives, event.receipts, strict=True)
+    brought = [brought_by(trace, directive, receipt) for directive, receipt in asked]
+    want = edited(twin.root, twin.symbols, before.resident, directives, brought)
+    lengths = (event.length_before, event.length_after)
+    require("degrade", lengths == (len(twin.symbols), len(want)), f"lengths {lengths}")
+    want += computed(twin.root, want, request.append)
     learn(trace, view.context, want)
     have = labelled(trace, view.whole())
     hole = lost_from(trace, twin, want, have)
-    lengths = (event.length_before, event.length_after)
-    require("degrade", lengths == (len(twin.symbols), len(have)), f"lengths {lengths}")
-    require("degrade", len(event.receipts) == len(directives), "a directive without a receipt")
     twin.symbols, twin.known = have, view.context
     regions = list(regions_of(directives, before.length))
     for receipt, region in zip(event.receipts, regions, strict=True):
@@ -826,6 +956,50 @@ def degrade(
         require("degrade", not trace.roomy, "rows were lost although there is room")
         require("degrade", all(r.reason for r in lost), f"less was kept and nobody said so: {lost}")
         require("degrade", twin.work.degraded, "the sequence does not say that it degraded")
+    if any(receipt.reason in DEGRADED for receipt in event.receipts):
+        require("degrade", twin.work.degraded, "only a receipt says that less was kept")
+
+
+def brought_by(trace: Trace, directive: Directive, receipt: Receipt) -> list[Symbol] | None:
+    """The symbols that a directive brought from its source; all of them or none."""
+    source, num = directive.source, len(directive.replacement)
+    if source is None:
+        require("degrade", receipt.shared == 0, "rows were shared that nobody asked for")
+        return None
+    require("degrade", receipt.shared in (0, num), "a share was torn")
+    require("degrade", receipt.shared or receipt.reason or not num, "a share was lost in silence")
+    symbols = labelled(trace, source.context)[source.start : source.start + num]
+    return symbols if receipt.shared or not num else None
+
+
+def kept(trace: Trace, twin: Twin, event: Edited, before: Before) -> None:
+    """A context that is kept has every row that it had, in the tree where it was."""
+    asked = twin.requests[event.request_id].keep
+    require("kept", asked or not event.kept, "a context was kept that nobody wanted")
+    if not event.kept:
+        require("kept", not (asked and trace.roomy), "there was room to keep the context")
+        return
+    found = trace.prefix.tree.match(event.edit.before).tolist()
+    filed = before.filed[: before.resident]
+    require("kept", found[: len(filed)] == filed, "a kept context has other slots")
+    rows = [trace.machine.read(slot)[:3] for slot in found[: before.resident]]
+    require("kept", rows == before.rows, "a kept context has other rows")
+    if twin.talk is not None:
+        twin.talk.versions = [*twin.talk.versions[-2:], event.edit.before]
+
+
+def usage(twin: Twin, event: Edited) -> None:
+    """A turn that began with an edit counts the rows that it found, and none that it computed."""
+    work, edit = twin.work, event.edit
+    reach = work.view.coverage.reach
+    found = [run.dst + i for run in edit.kept for i in range(run.length)]
+    found += [share.dst + i for share in edit.shares for i in range(share.length)]
+    grafts = [range(a, b) for a, b, piece in work.view.context.spans() if not piece.exact]
+    there = [position for position in found if position < reach]
+    spliced = sum(position in graft for graft in grafts for position in there)
+    true = (len(work.view), len(there), spliced)
+    said = (work.prompt_len, work.cached, work.spliced)
+    require("usage", said == true, f"usage is {said}, not {true}")
 
 
 class Region(NamedTuple):
@@ -875,12 +1049,12 @@ def receipt_is_true(
     size = region.end - region.start
     span = before.slots[asked.start : asked.end]
     free = sum(trace.ledger.counts[slot] == 0 for slot in span)
-    lost = receipt.reason is not None and asked.mode is not Mode.FORGET and not kept
+    lost = receipt.reason is not None and asked.mode is not Mode.FORGET
     true = Receipt(
         start=asked.start,
         end=asked.end,
         mode=asked.mode,
-        mode_done=Mode.FORGET if lost else asked.mode,
+        mode_done=Mode.FORGET if lost and not (kept or receipt.shared) else asked.mode,
         removed=asked.end - asked.start,
         inserted=len(asked.replacement),
         kept=kept,
@@ -890,10 +1064,12 @@ def receipt_is_true(
         freed=receipt.freed,
         delta=region.delta,
         reason=receipt.reason,
+        shared=receipt.shared,
     )
     require("degrade", receipt == true, f"{receipt} is not {true}")
     require("degrade", receipt.freed <= free, f"{receipt.freed} slots freed, {free} are free")
-    forgotten = region.forgotten and asked.mode is not Mode.FORGET and size > 0
+    short = size > 0 or (asked.source is not None and asked.replacement)
+    forgotten = bool(region.forgotten and asked.mode is not Mode.FORGET and short)
     said = receipt.reason == FORGOTTEN
     require("degrade", said == forgotten, f"a reason that is none: {receipt}")
 
@@ -908,6 +1084,8 @@ def atomic(trace: Trace, twin: Twin, deed: Callable[[], object]) -> None:
     work = twin.work
     splice = work.splice
     private = splice.private if splice else np.empty(0, dtype=np.int64)
+    borrowed = splice.borrowed if splice else np.empty(0, dtype=np.int64)
+    shares = trace.ledger.counts[np.unique(borrowed)]
     view, coverage, reach = work.view, work.view.coverage, work.view.coverage.reach
     running = work.sequence_id in trace.scheduler.running
     state = (view.context, list(view.appended), view.table[:reach].tolist())
@@ -918,6 +1096,8 @@ def atomic(trace: Trace, twin: Twin, deed: Callable[[], object]) -> None:
     require("atomic", same and state == after, "the old view has changed")
     if work.splice is not splice or trace.scheduler.find(work.sequence_id) is None:
         require("atomic", not trace.ledger.counts[private].any(), "private slots stayed")
+        fewer = trace.ledger.counts[np.unique(borrowed)] < shares
+        require("atomic", fewer.all(), "borrowed slots stayed")
     if running and trace.scheduler.find(work.sequence_id) is None:
         filed = trace.prefix.resident(view.whole())
         require("atomic", filed >= reach, "rows of a cancelled sequence were thrown away")

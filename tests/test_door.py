@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from leyline import Directive, EngineConfig, Mode
-from leyline.context import Context
+from leyline.context import Context, salted
+from leyline.directive import Source
 from leyline.door import Door, named_mode
 from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestError
 from leyline.tokenizer import Tokenizer
@@ -61,7 +62,16 @@ def test_an_empty_prompt_and_one_without_room_are_refused() -> None:
         [Directive("3", 6)],  # pyright: ignore
         [Directive(3, None)],  # pyright: ignore
         [Directive(True, 6)],
-        [Directive(3, 6, (), "heal")],  # pyright: ignore
+        [Directive(3, 6, (), "burn")],  # pyright: ignore
+        [Directive(3, 6, (), [])],  # pyright: ignore
+        [Directive(3, 6, (7,), source="s")],  # pyright: ignore
+        [Directive(3, 6, (7,), source=Source("s", 0))],  # pyright: ignore
+        [Directive(3, 6, (7,), source=Source(Context.of([7]), 0.0))],  # pyright: ignore
+        [Directive(3, 6, (7,), source=Source(Context.of([7]), 1))],
+        [Directive(3, 6, (7,), source=Source(Context.of([8]), 0))],
+        [Directive(3, 6, (7,), Mode.FORGET, Source(Context.of([7]), 0))],
+        [Directive(3, 6, (7,), source=Source(Context.of([7], b"other root"), 0))],
+        [Directive(i, i) for i in range(2, 20)] * 600,
         [Directive(3, 6, (), None)],  # pyright: ignore
         [(3, 6)],
         [None],
@@ -90,7 +100,32 @@ def test_a_set_comes_back_in_order_with_its_modes_as_modes() -> None:
     assert all(type(directive.mode) is Mode for directive in DOOR.directives(given, 20, 0))
 
 
+def test_rows_are_shared_within_one_root() -> None:
+    given = [Directive(3, 6, (7,), source=Source(Context.of([7], b"root"), 0))]
+    assert DOOR.directives(given, 20, 0, b"root") == tuple(given)
+    for root in (b"", b"other"):
+        with pytest.raises(DirectiveError, match="within one tenant"):
+            DOOR.directives(given, 20, 0, root)
+
+
 def test_a_mode_by_its_name() -> None:
     assert named_mode("forget") is named_mode(Mode.FORGET) is Mode.FORGET
-    with pytest.raises(DirectiveError, match="amortize, forget"):
-        named_mode("AMORTISE")
+    with pytest.raises(DirectiveError, match="amortize, forget, heal") as caught:
+        named_mode("AMORTISE" * 100)
+    assert len(caught.value.message) < 200
+
+
+def test_a_salt_is_a_text_and_gives_a_root() -> None:
+    assert DOOR.root("") == b"" and DOOR.root("a") == salted("a")
+    for salt in (None, 5, b"a", ["a"], "\ud800"):
+        with pytest.raises(InvalidRequestError) as caught:
+            DOOR.root(salt)  # pyright: ignore
+        assert caught.value.param == "cache_salt"
+
+
+def test_a_name_is_a_text_of_some_length() -> None:
+    assert DOOR.name("x" * 512, "session_id") == "x" * 512
+    for name in ("", "x" * 513, None, 5, ["s"], {}, b"s", "\udfff"):
+        with pytest.raises(InvalidRequestError) as caught:
+            DOOR.name(name, "session_id")  # pyright: ignore
+        assert caught.value.param == "session_id"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from leyline.errors import (
     SessionNotFoundError,
 )
 from leyline.events import Completion, Delta, EditResult, EngineEvent, Failure
+from leyline.idempotency import Answers
 from tests.engine_state import assert_at_rest, state_digest
 from tests.lockstep import terminals, tiny_engine
 
@@ -418,7 +420,7 @@ REFUSED: dict[str, tuple[type[LeylineError], Call]] = {
         SessionNotFoundError,
         lambda e: e.session_info("s", salt="other"),
     ),
-    "unknown mode": (DirectiveError, lambda e: e.session("s").splice(1, 2, mode="heal")),
+    "unknown mode": (DirectiveError, lambda e: e.session("s").splice(1, 2, mode="burn")),
     "a mode that is none": (DirectiveError, lambda e: e.edit("s", [Directive(1, 2, (), "x")])),  # pyright: ignore
     "start > end": (DirectiveError, lambda e: e.session("s").splice(5, 4)),
     "span behind the end": (DirectiveError, lambda e: e.session("s").splice(5, 1000)),
@@ -568,3 +570,20 @@ def test_deltas_add_up_to_the_completion(engine: Engine) -> None:
         assert isinstance(last, Completion)
         assert "".join(one.text for one in deltas if isinstance(one, Delta)) == last.text
         assert len(deltas) == sum(isinstance(one, Delta) for one in deltas)
+
+
+def test_the_digest_notices_a_change_of_any_field_of_a_session(engine: Engine) -> None:
+    engine.session("s").chat("hello", LONG)
+    session, digest = engine.sessions.get("s"), state_digest(engine)
+    for entry in dataclasses.fields(session):
+        before = getattr(session, entry.name)
+        setattr(session, entry.name, Answers() if entry.name == "answers" else "something else")
+        if entry.name == "answers":
+            session.answers.ask("k", "asked")
+        if entry.name != "context":
+            assert state_digest(engine) != digest, entry.name
+        setattr(session, entry.name, before)
+        assert state_digest(engine) == digest
+    prefix = engine.parts.scheduler.prefix
+    prefix.acquire(session.context)
+    assert state_digest(engine) != digest

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import leyline.directive
+import leyline.receipts
 import leyline.scheduler
 import leyline.splice
 from leyline.batch import Batch, Ended, Event, Move, Slots, StepOutput
@@ -22,12 +23,15 @@ from leyline.cache.ledger import NO_SLOTS, Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.cache.radix import Node, RadixTree
 from leyline.context import Context, Piece
-from leyline.directive import Directive, Edit, Insert, Mode, Receipt, Run
+from leyline.coverage import Coverage
+from leyline.directive import Directive, Edit, Insert, Mode, Receipt, Run, Source
+from leyline.receipts import DEGRADED
+from leyline.rows import file_rows
 from leyline.scheduler import Scheduler
-from leyline.sequence import Sequence, Splice, restarted
+from leyline.sequence import Sequence, Splice
 from tests.simulation import Trace, Violation
 
-MAX_TRACES = 400
+MAX_TRACES = 800
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, tuple[Callable[[Patch], None], set[str]]] = {}
 
@@ -42,6 +46,10 @@ LAWS = {
     "degrade",
     "atomic",
     "terminal",
+    "background",
+    "kept",
+    "usage",
+    "purge",
 }
 
 
@@ -98,7 +106,7 @@ def rows_turn_in_place_whoever_holds_them(patch: Patch) -> None:
     change_moves(patch, in_place)
 
 
-@mutant("write", "degrade")
+@mutant("write", "degrade", "kept")
 def other_sessions_are_not_asked(patch: Patch) -> None:
     exclusive: Any = PrefixCache.exclusive
     patch.setattr(
@@ -119,12 +127,8 @@ def turned_rows_stay_in_the_tree(patch: Patch) -> None:
 @mutant("ledger")
 def preemption_leaks(patch: Patch) -> None:
     def leaky(self: Scheduler, sequence: Sequence) -> None:
-        self._drop_splice(sequence)
-        self._publish(sequence)
-        sequence.view = restarted(sequence.view, sequence.view.whole())
-        sequence.running = False
-        del self.running[sequence.sequence_id]
-        self.waiting.appendleft(sequence)
+        file_rows(sequence, self.prefix)
+        self._suspend(sequence)
 
     patch.setattr(Scheduler, "_preempt", leaky)
 
@@ -133,10 +137,10 @@ def preemption_leaks(patch: Patch) -> None:
 def slots_are_released_twice(patch: Patch) -> None:
     release: Any = Scheduler._release
 
-    def twice(self: Scheduler, sequence: Sequence, *, publish: bool = True) -> None:
-        release(self, sequence, publish=publish)
-        if sequence.running:
-            self.prefix.ledger.release(sequence.view.owned())
+    def twice(self: Scheduler, sequence: Sequence, *args: Any, publish: bool = True) -> None:
+        owned = sequence.owned()
+        release(self, sequence, *args, publish=publish)
+        self.prefix.ledger.release(owned)
 
     patch.setattr(Scheduler, "_release", twice)
 
@@ -258,7 +262,7 @@ def tenants_share_a_tree(patch: Patch) -> None:
 # -- edits ----------------------------------------------------------------------------------------
 
 
-@mutant("provenance", "read", "degrade")
+@mutant("provenance", "read", "degrade", "error")
 def compose_is_off_by_one(patch: Patch) -> None:
     through: Any = leyline.directive._through
 
@@ -305,12 +309,12 @@ def a_loss_is_not_reported_by_the_sequence(patch: Patch) -> None:
 
 @mutant("degrade")
 def a_loss_is_not_reported_by_the_receipt(patch: Patch) -> None:
-    receipt: Any = leyline.splice._receipt
+    receipt: Any = leyline.receipts._receipt
 
     def silent(*args: Any) -> Receipt:
         return replace(receipt(*args), reason=None)
 
-    patch.setattr(leyline.splice, "_receipt", silent)
+    patch.setattr(leyline.receipts, "_receipt", silent)
 
 
 @mutant("degrade")
@@ -377,7 +381,7 @@ def a_sampled_token_counts_as_computed(patch: Patch) -> None:
 def a_splice_moves_and_extends_at_once(patch: Patch) -> None:
     def moves(self: Scheduler) -> list[Move]:
         found = [
-            leyline.scheduler.plan_move(s.splice, s, self.prefix, self._others(s))
+            leyline.scheduler.plan_move(s.splice, s, self.prefix, self.others(s))
             for s in self.running.values()
             if s.splice is not None
         ]
@@ -416,6 +420,94 @@ def an_end_is_told_twice(patch: Patch) -> None:
 @mutant("terminal", "gap")
 def edits_of_an_idle_session_never_end(patch: Patch) -> None:
     patch.setattr(Sequence, "idle", False)
+
+
+# -- kept, shared, in the background, in doubt ----------------------------------------------------
+
+
+@mutant("background")
+def the_background_does_not_make_way(patch: Patch) -> None:
+    patch.setattr(Scheduler, "_make_way", lambda self: None)
+
+
+@mutant("background", "gap")
+def the_background_waits_in_line(patch: Patch) -> None:
+    patch.setattr(Scheduler, "add", lambda self, sequence: self.waiting.append(sequence))
+
+
+@mutant("kept")
+def a_kept_context_is_turned_in_place(patch: Patch) -> None:
+    move: Any = leyline.splice._move
+    patch.setattr(leyline.splice, "_move", lambda s, q, p, others: move(s, q, p, [*others][:-1]))
+
+
+@mutant("kept")
+def keeping_is_given_up_too_soon(patch: Patch) -> None:
+    plan: Any = leyline.scheduler.plan_move
+
+    def hasty(splice: Splice, *args: Any) -> Move | None:
+        splice.keep = False
+        return plan(splice, *args)
+
+    patch.setattr(leyline.scheduler, "plan_move", hasty)
+
+
+@mutant("usage")
+def a_turn_counts_what_its_own_edit_computed(patch: Patch) -> None:
+    found: Any = Edit.found
+
+    def counted(self: Edit) -> Coverage:
+        return Coverage.of([*found(self), *((new.dst, new.end) for new in self.inserts)])
+
+    patch.setattr(Edit, "available", counted)
+    patch.setattr(Edit, "found", counted)
+
+
+@mutant("purge")
+def rows_in_doubt_stay_with_those_who_run_on_them(patch: Patch) -> None:
+    patch.setattr(Scheduler, "displace", lambda self, doubt: [])
+
+
+@mutant("ledger", "atomic")
+def borrowed_slots_are_never_given_back(patch: Patch) -> None:
+    patch.setattr(Splice, "held", property(lambda self: self.private))
+
+
+@mutant("provenance")
+def shared_rows_are_not_turned(patch: Patch) -> None:
+    turned: Any = leyline.splice.turned
+    patch.setattr(leyline.splice, "turned", lambda edit: turned(replace(edit, shares=())))
+
+
+@mutant("provenance", "degrade")
+def shared_rows_are_taken_for_exact(patch: Patch) -> None:
+    patch.setattr(
+        Source,
+        "pieces",
+        lambda self, length: [Piece(self.context.tokens[self.start : self.start + length])],
+    )
+
+
+@mutant("degrade", "provenance", "read", "error")
+def shared_rows_are_those_of_another_position(patch: Patch) -> None:
+    acquire: Any = PrefixCache.acquire
+
+    def shifted(self: PrefixCache, context: Context, limit: int | None = None) -> Slots:
+        slots = acquire(self, context, limit)
+        return np.roll(slots, 1) if limit is not None else slots
+
+    patch.setattr(leyline.splice.PrefixCache, "acquire", shifted)
+
+
+@mutant("degrade", "error")
+def what_follows_an_edit_is_lost(patch: Patch) -> None:
+    view: Any = leyline.splice.target_view
+    patch.setattr(leyline.splice, "target_view", lambda edit, old, append: view(edit, old))
+
+
+@mutant("degrade")
+def a_lost_share_is_no_loss(patch: Patch) -> None:
+    patch.setattr(leyline.scheduler, "DEGRADED", DEGRADED[:-1])
 
 
 # -- the hunt -------------------------------------------------------------------------------------

@@ -3,95 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from leyline.batch import Batch, Edited, Ended, Event, Sampled, SamplingParams, StepOutput
-from leyline.cache.ledger import Ledger
-from leyline.cache.prefix import PrefixCache
+from leyline.batch import Batch, Broken, Edited, Ended, Sampled, Slots
 from leyline.context import Context
-from leyline.directive import Directive, Mode
+from leyline.directive import Directive, Mode, Source
 from leyline.policy import DEFAULT, PATIENCE
-from leyline.scheduler import Scheduler, nobody
-from leyline.sequence import EditRequest, Sequence, View
-from leyline.splice import EVICTED, NO_ROOM
-from tests.simulation import Machine
-
-
-class Bench:
-    """A scheduler with symbolic rows, driven by hand; token 3 ends a turn."""
-
-    def __init__(
-        self, num_slots: int = 32, *, max_batch_tokens: int = 512, max_sequences: int = 64
-    ) -> None:
-        self.machine = Machine(num_slots, Random(0))
-        self.ledger = Ledger(num_slots, self.machine.free)
-        self.prefix = PrefixCache(self.ledger, DEFAULT.evict)
-        self.keep: tuple[Context, ...] = ()
-        self.scheduler = Scheduler(
-            self.prefix,
-            keepers=lambda _: self.keep,
-            max_batch_tokens=max_batch_tokens,
-            max_sequences=max_sequences,
-        )
-        self.num = 0
-
-    def turn(self, context: Context, max_tokens: int = 4) -> Sequence:
-        """Queue a sequence that samples."""
-        self.num += 1
-        stop = frozenset({3})
-        work = Sequence(self.num, View(context), SamplingParams(), max_tokens, stop_ids=stop)
-        self.scheduler.add(work)
-        return work
-
-    def edit(self, context: Context, *directives: Directive, computed: int = 0) -> Sequence:
-        """Queue the edit of an idle session."""
-        self.num += 1
-        work = Sequence(self.num, View(context), computed=computed)
-        work.edits.append(EditRequest(self.num, directives))
-        self.scheduler.add(work)
-        return work
-
-    def ask(self, work: Sequence, *directives: Directive) -> int:
-        """Queue an edit of an unfinished sequence; returns its request's id."""
-        self.num += 1
-        self.scheduler.edit(work.sequence_id, EditRequest(self.num, directives))
-        return self.num
-
-    def plan(self) -> Batch:
-        return self.scheduler.plan()
-
-    def step(self, token: int = 0) -> list[Event]:
-        """One step in which whoever samples gets this token."""
-        return self.land(self.plan(), token)
-
-    def land(self, batch: Batch, token: int = 0) -> list[Event]:
-        output = self.machine.run(batch, {op.sequence_id: b"" for op in batch.extends})
-        return self.scheduler.commit(batch, StepOutput(dict.fromkeys(output.tokens, token)))
-
-    def drain(self, token: int = 0) -> list[Event]:
-        """All events until nothing is left to do."""
-        events: list[Event] = []
-        for _ in range(200):
-            if not self.scheduler.has_work:
-                return events
-            events += self.step(token)
-        raise AssertionError("it does not come to an end")
-
-    def file(self, *tokens: int) -> Context:
-        """Compute an exact context and leave it in the tree."""
-        context = Context.of(tokens)
-        self.num += 1
-        self.scheduler.add(Sequence(self.num, View(context)))
-        self.drain()
-        return context
-
-
-def edits(events: list[Event]) -> list[Edited]:
-    return [event for event in events if isinstance(event, Edited)]
-
+from leyline.receipts import EVICTED, NO_ROOM, SHARE_LOST
+from leyline.scheduler import nobody
+from leyline.sequence import Sequence, View
+from tests.bench import Bench, edits
 
 # -- turns ----------------------------------------------------------------------------------------
 
@@ -451,3 +375,336 @@ def test_a_caller_may_hang_up_at_any_point(after: int) -> None:
     bench.scheduler.finish(work.sequence_id)
     owned = sum(len(node.slots) for node in bench.prefix.tree.nodes())
     assert bench.ledger.num_free + owned == 32 == 32 - np.count_nonzero(bench.ledger.counts > 1)
+
+
+# -- the background -------------------------------------------------------------------------------
+
+
+def ids(batch: Batch) -> list[int]:
+    return [op.sequence_id for op in (*batch.moves, *batch.extends)]
+
+
+def test_the_background_waits_until_nobody_else_runs_or_waits() -> None:
+    bench = Bench(max_batch_tokens=2, max_sequences=1)
+    heal = bench.add(Context.of([1] * 6), background=True)
+    first = bench.turn(Context.of([2, 2]), max_tokens=2)
+    second = bench.turn(Context.of([0, 0]), max_tokens=1)
+    assert list(bench.scheduler.waiting) == [first, second, heal]
+    planned: list[int] = []
+    while bench.scheduler.has_work:
+        planned += ids(batch := bench.plan())
+        bench.land(batch)
+    assert planned == [2, 2, 3, 1, 1, 1]
+
+
+def test_the_background_yields_within_a_step_and_loses_nothing() -> None:
+    bench = Bench(max_batch_tokens=2)
+    heals = [bench.add(Context.of([token] * 6), background=True) for token in (1, 2)]
+    bench.step()
+    turn = bench.turn(Context.of([2, 2, 2]), max_tokens=2)
+    assert ids(bench.plan()) == [turn.sequence_id] and heals[0].computed == 2
+    assert list(bench.scheduler.waiting) == heals and not any(heal.running for heal in heals)
+    assert bench.scheduler.num_preempted == 0
+    bench = Bench(max_batch_tokens=2)
+    heal = bench.add(Context.of([1] * 6), background=True)
+    bench.step()
+    turn = bench.turn(Context.of([2, 2, 2]), max_tokens=2)
+    bench.step()
+    assert bench.prefix.resident(heal.view.context) == 2 and heal.computed == 2
+    assert bench.drain()[-1] == Ended(heal.sequence_id, "edited")
+    assert heal.cached == 0 and bench.machine.births == 6 + 4
+
+
+def test_a_turn_that_makes_room_goes_back_in_front_of_the_background() -> None:
+    bench = Bench()
+    turn = bench.turn(Context.of([1, 1]))
+    bench.step()
+    heal = bench.add(Context.of([2]), background=True)
+    bench.scheduler._preempt(turn)
+    assert list(bench.scheduler.waiting) == [turn, heal]
+    assert bench.scheduler.foreground and not Bench().scheduler.foreground
+
+
+# -- a turn's own edit ----------------------------------------------------------------------------
+
+
+def own_turn(bench: Bench, context: Context, *directives: Directive) -> Sequence:
+    return bench.turn(
+        context,
+        requests=[(directives, {"own": True, "append": (2, 2)})],
+        computed=bench.prefix.resident(context),
+    )
+
+
+def test_a_turn_may_begin_with_an_edit_of_its_own() -> None:
+    bench = Bench()
+    context = bench.file(1, 2, 1, 2, 0)
+    work = own_turn(bench, context, Directive(1, 2, (0,)))
+    events = bench.drain(3)
+    assert [type(event) for event in events] == [Edited, Sampled, Ended]
+    (receipt,) = edits(events)[0].receipts
+    assert (receipt.kept, receipt.recomputed, receipt.reason) == (3, 0, None)
+    assert (work.prompt_len, work.cached, work.spliced, work.degraded) == (7, 4, 3, False)
+    assert work.view.whole().tokens == (1, 0, 1, 2, 0, 2, 2, 3)
+
+
+def test_without_its_own_edit_a_turn_computes_its_last_row_again() -> None:
+    bench = Bench()
+    context = bench.file(1, 2, 1)
+    work = own_turn(bench, context, Directive(1, 1, (0, 0)))
+    bench.plan()
+    assert work.view.missing == 0
+    assert bench.scheduler.cancel_edit(work.sequence_id, work.edits[0].request_id) == [2]
+    assert work.view.missing == 1 and bench.drain(3)[-1] == Ended(2, "stop")
+
+
+def test_a_version_is_kept_and_can_be_gone_back_to() -> None:
+    bench = Bench()
+    context = bench.file(1, 2, 1, 2, 0)
+    slots = bench.prefix.tree.match(context).tolist()
+    rows = bench.rows(context)
+    work = bench.edit(context, Directive(1, 3), computed=5, keep=True)
+    (event,) = edits(bench.drain())
+    assert event.kept and event.edit.after == work.view.whole()
+    assert bench.prefix.tree.match(context).tolist() == slots and bench.rows(context) == rows
+
+
+# -- shared rows ----------------------------------------------------------------------------------
+
+
+def shared(context: Context, first: int, last: int, at: int) -> Directive:
+    return Directive(at, at, context.tokens[first:last], source=Source(context, first))
+
+
+def test_a_document_is_brought_behind_a_reply_whose_last_row_is_missing() -> None:
+    bench = Bench()
+    other = bench.file(1, 2, 1, 2, 0)
+    context = bench.file(2, 2, 2).append([1])
+    work = bench.edit(context, shared(other, 1, 4, 4), computed=3, owed=1)
+    (receipt,) = edits(bench.drain())[0].receipts
+    assert (receipt.shared, receipt.reason, work.degraded) == (3, None, False)
+    assert bench.prefix.resident(work.view.whole()) == 7
+    assert bench.rows(work.view.whole())[4:] == [
+        row._replace(position=row.position + 3) for row in bench.rows(other)[1:4]
+    ]
+
+
+def test_a_turn_samples_from_shared_rows_at_its_end() -> None:
+    bench = Bench()
+    other = bench.file(1, 2, 1, 2, 0)
+    work = bench.turn(Context.of([2, 2]), max_tokens=2)
+    bench.step()
+    bench.ask(work, shared(other, 0, 3, 3))
+    bench.drain()
+    assert work.view.whole().tokens == (2, 2, 0, 1, 2, 1, 0) and not work.degraded
+    assert [piece.exact for piece in work.view.whole().pieces] == [True, False, True]
+
+
+def test_rows_that_are_gone_by_then_are_computed_and_said_to_be() -> None:
+    bench = Bench()
+    other = bench.file(1, 2, 1, 2, 0)
+    context = bench.file(2, 2, 2)
+    bench.prefix.reclaim(bench.ledger.num_slots - 5)
+    work = bench.edit(context, shared(other, 1, 4, 1), computed=3)
+    (receipt,) = edits(bench.drain())[0].receipts
+    assert (receipt.shared, receipt.reason) == (0, SHARE_LOST)
+    assert work.degraded and bench.scheduler.num_degraded == 1
+
+
+@pytest.mark.parametrize("how", ["cancel", "finish", "preempt", "degrade", "fail"])
+def test_borrowed_slots_are_given_back_however_an_edit_ends(how: str) -> None:
+    bench = Bench(max_batch_tokens=1)
+    other = bench.file(1, 2, 1, 2, 0)
+    work = bench.turn(Context.of([2, 2, 2]))
+    for _ in range(4):
+        bench.step()
+    request = bench.ask(work, shared(other, 0, 2, 1), Directive(2, 2, (0, 0)))
+    batch = bench.plan()
+    assert work.splice is not None and len(work.splice.borrowed) == 2
+    if how == "fail":
+        bench.scheduler.fail(batch)
+    else:
+        bench.land(batch)
+        bench.check()
+    if how == "cancel":
+        bench.scheduler.cancel_edit(work.sequence_id, request)
+    if how == "finish":
+        bench.scheduler.finish(work.sequence_id)
+    if how == "preempt":
+        bench.scheduler._preempt(work)
+    if how == "degrade":
+        bench.scheduler._wait(work, work.splice)
+    bench.check()
+    assert (bench.ledger.counts[bench.prefix.tree.match(other)] == 1).all()
+    bench.drain()
+
+
+# -- rows in doubt --------------------------------------------------------------------------------
+
+
+def test_rows_in_doubt_are_computed_again_and_never_filed() -> None:
+    bench = Bench()
+    works = [bench.turn(Context.of([token] * 3)) for token in (1, 2, 0)]
+    bench.step()
+    queued = bench.turn(Context.of([1, 1]), max_tokens=1)
+    bench.prefix.clear()
+    doubted = bench.scheduler.displace(lambda context: context if 1 in context.tokens else None)
+    assert doubted == [queued.sequence_id, works[0].sequence_id]
+    assert list(bench.scheduler.waiting) == [works[0], queued] and not works[0].degraded
+    assert bench.prefix.resident(Context.of([1] * 3)) == 0 and bench.scheduler.num_preempted == 1
+    bench.check()
+    bench.drain()
+    assert works[0].view.whole().tokens == (1, 1, 1, 0, 0, 0, 0)
+
+
+def test_those_in_doubt_wait_in_order_of_arrival() -> None:
+    bench = Bench()
+    works = [bench.turn(Context.of([token] * 3)) for token in (1, 2, 0)]
+    heal = bench.add(Context.of([1] * 5), background=True)
+    bench.step()
+    assert bench.scheduler.displace(lambda context: context) == [4, 3, 2, 1]
+    assert list(bench.scheduler.waiting) == [*works, heal]
+
+
+def test_who_goes_on_from_another_context_has_degraded() -> None:
+    bench = Bench()
+    edited = bench.edit(bench.file(1, 2, 1, 2), Directive(0, 1), computed=4)
+    bench.drain()
+    running = bench.turn(edited.view.whole().append([2]))
+    bench.step()
+    waiting = bench.edit(edited.view.whole(), Directive(0, 1), computed=3)
+    bench.scheduler.displace(lambda context: context.exact_from(0))
+    assert running.degraded and waiting.degraded and bench.scheduler.num_degraded == 2
+    assert running.view.context == Context.of([2, 1, 2, 2, 0])
+    bench.drain()
+
+
+def test_an_edit_whose_rows_are_in_doubt_begins_anew() -> None:
+    bench = Bench(max_batch_tokens=1)
+    other = bench.file(1, 1, 1)
+    context = bench.file(2, 0, 2)
+    work = bench.edit(context, Directive(0, 0, (2, 2)), shared(other, 0, 2, 1), computed=3)
+    bench.step()
+    assert work.splice is not None and len(work.splice.held) == 3
+    assert bench.scheduler.displace(lambda c: c if 1 in c.tokens else None) == [work.sequence_id]
+    assert work.splice is None and work.running and work.edits
+    bench.check()
+    bench.drain()
+    assert work.view.whole().tokens == (2, 2, 2, 1, 1, 0, 2)
+
+
+# -- steps that break -----------------------------------------------------------------------------
+
+
+def broken_policy(*_: object) -> Any:
+    raise RuntimeError("no taste")
+
+
+@pytest.mark.parametrize("name", ["admit", "victim", "evict", "degrade"])
+def test_a_policy_that_raises_costs_one_sequence_at_a_time(name: str) -> None:
+    bench = Bench(8, max_batch_tokens=4)
+    bench.keep = (bench.file(1, 1, 1, 1),)
+    edit = bench.edit(bench.keep[0], Directive(0, 1, (0, 0)), computed=4)
+    turns = [bench.turn(Context.of([token] * 3), max_tokens=3) for token in (1, 2)]
+    works = [edit, edit, *turns]
+    policy = replace(DEFAULT, admit=lambda *_: True)
+    bench.scheduler.policy = replace(policy, **{name: broken_policy})
+    bench.prefix.evict = bench.scheduler.policy.evict
+    num_ended = 0
+    for _ in range(100):
+        if not bench.scheduler.has_work:
+            break
+        try:
+            batch = bench.plan()
+        except RuntimeError:
+            (number,) = bench.scheduler.abandon()
+            assert works[number - 1] not in bench.scheduler.unfinished()
+            num_ended += 1
+        else:
+            bench.land(batch)
+        bench.check()
+    assert not bench.scheduler.has_work and num_ended
+    assert bench.scheduler.abandon() == []
+
+
+def test_a_plan_that_raises_takes_back_what_it_had_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(max_batch_tokens=4)
+    context = bench.file(1, 2, 1)
+    work = bench.edit(context, Directive(1, 2, (0, 0, 0)), computed=3)
+    late = bench.turn(Context.of([2, 2]))
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.scheduler, "_fits", lambda s: s is work or broken_policy())
+        with pytest.raises(RuntimeError):
+            bench.plan()
+    assert work.splice is not None and len(work.splice.private) == 3
+    assert bench.scheduler.abandon() == [late.sequence_id]
+    assert len(work.splice.private) == 0 and bench.ledger.num_free == 32 - 3
+    assert edits(bench.drain()) and work.view.whole().tokens == (1, 0, 0, 0, 1)
+
+
+def test_a_result_that_cannot_land_ends_its_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    context = bench.file(1, 2, 1, 2, 0)
+    edited = bench.edit(context, Directive(1, 2), computed=5)
+    other = bench.turn(Context.of([2, 2]), max_tokens=2)
+    batch = bench.plan()
+    with monkeypatch.context() as patch:
+        patch.setattr("leyline.scheduler.settle", broken_policy)
+        events = bench.land(batch)
+    assert [type(event) for event in events] == [Broken, Sampled]
+    assert isinstance(events[0], Broken) and str(events[0].error) == "no taste"
+    assert bench.scheduler.find(edited.sequence_id) is None
+    assert bench.prefix.resident(context) == 1  # the others have been turned
+    bench.check()
+    assert bench.drain()[-1] == Ended(other.sequence_id, "length")
+
+
+def test_an_end_that_cannot_land_is_an_end_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    work = bench.add(Context.of([1, 2]))
+    batch = bench.plan()
+
+    def late(slots: Slots) -> Slots:
+        patch.undo()
+        bench.ledger.release(slots)
+        return broken_policy()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.ledger, "release", late)
+        (event,) = bench.land(batch)
+    assert isinstance(event, Broken) and bench.scheduler.find(work.sequence_id) is None
+    bench.check()
+
+
+def test_who_is_forsaken_files_nothing_and_owns_nothing() -> None:
+    bench = Bench(max_batch_tokens=2)
+    work = bench.turn(Context.of([1, 2, 1, 2]))
+    other = bench.turn(Context.of([2, 2]), max_tokens=1)
+    bench.step()
+    bench.scheduler.forsake(work.sequence_id)
+    bench.scheduler.forsake(99)
+    bench.check()
+    assert bench.prefix.resident(work.view.context) == 0
+    assert bench.drain()[-1] == Ended(other.sequence_id, "length")
+
+
+def test_what_a_running_edit_is_to_keep_is_left_alone_by_others() -> None:
+    bench = Bench(max_batch_tokens=1)
+    context = bench.file(1, 2, 1)
+    work = bench.edit(context, Directive(1, 1, (0, 0)), computed=3, keep=True)
+    other = bench.turn(Context.of([2]))
+    bench.step()
+    assert bench.scheduler.others(other) == [context]
+    assert bench.scheduler.others(work) == [other.view.context]
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_carried_rows_that_nobody_goes_on_from_leave_the_tree(needed: bool) -> None:
+    bench = Bench()
+    edited = bench.edit(bench.file(1, 2, 1, 2, 0), Directive(1, 3, (0,)), computed=5)
+    bench.drain()
+    spliced = edited.view.whole()
+    bench.keep = (spliced,) if needed else ()
+    assert bench.prefix.resident(spliced) == len(spliced) == 4
+    bench.scheduler.forget_grafts(spliced)
+    assert bench.prefix.resident(spliced) == (4 if needed else 2)

@@ -11,6 +11,7 @@ import pytest
 
 from leyline.batch import Batch, Edited
 from leyline.directive import Directive, Mode
+from leyline.receipts import SHARE_LOST
 from leyline.scheduler import Scheduler
 from tests.simulation import Machine, Trace, computed, edited, fold, replay
 
@@ -40,13 +41,15 @@ def test_a_seed_is_one_trace() -> None:
 def test_traces_go_where_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
     count_calls(monkeypatch, seen)
-    for seed in range(250):
+    for seed in range(500):
         trace = Trace(seed).run()
         seen.update(trace.ended.values())
         seen.update(f"edit {how}" for how in trace.answers.values())
         seen["preempted"] += trace.scheduler.num_preempted
         seen["degraded"] += trace.scheduler.num_degraded
         seen["origins"] += len(trace.origins)
+        seen["versions"] += sum(len(talk.versions) for talk in trace.talks)
+        seen["swaps"] += trace.num_swaps
     expected = {
         "stop": 30,
         "length": 300,
@@ -64,6 +67,14 @@ def test_traces_go_where_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
         "lost for want of room": 5,
         "forgotten": 20,
         "batches that move and extend": 50,
+        "shared": 50,
+        "shared where they stood": 10,
+        "lost shares": 15,
+        "kept": 50,
+        "not kept for want of room": 1,
+        "turns that begin with an edit": 50,
+        "versions": 50,
+        "swaps": 8,
     }
     rare = {what: seen[what] for what, least in expected.items() if seen[what] < least}
     assert not rare, f"seldom reached: {rare} of {seen}"
@@ -73,11 +84,19 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
     commit: Callable[..., list[Any]] = Scheduler.commit
 
     def counted(self: Scheduler, batch: Batch, output: Any) -> list[Any]:
+        asked = {n: s.splice.request for n, s in self.running.items() if s.splice is not None}
         events = commit(self, batch, output)
         seen["batches that move and extend"] += bool(batch.moves and batch.extends)
         for event in events:
             if isinstance(event, Edited):
+                edit, request = event.edit, asked[event.sequence_id]
+                seen["kept"] += event.kept
+                seen["not kept for want of room"] += request.keep and not event.kept
+                seen["turns that begin with an edit"] += request.own
+                seen["shared where they stood"] += any(not s.run.delta for s in edit.shares)
                 for receipt in event.receipts:
+                    seen["shared"] += receipt.shared > 0
+                    seen["lost shares"] += receipt.reason == SHARE_LOST
                     seen["turned in place"] += receipt.moved_in_place > 0
                     seen["copied"] += receipt.copied > 0
                     seen["lost for want of rows"] += "evicted" in (receipt.reason or "")

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from leyline.batch import Edited, Move, Slots
+from leyline.batch import Edited, Move, SamplingParams, Slots
 from leyline.cache.ledger import Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.context import Context
 from leyline.coverage import Coverage
-from leyline.directive import Directive, Edit, Mode, Run, apply
+from leyline.directive import Directive, Edit, Mode, Run, Source, apply
 from leyline.policy import evict
+from leyline.receipts import EVICTED, FORGOTTEN, NO_ROOM, SHARE_LOST
+from leyline.rows import take
 from leyline.sequence import EditRequest, Sequence, View
-from leyline.splice import (
-    EVICTED,
-    FORGOTTEN,
-    NO_ROOM,
-    begin,
-    degrade,
-    plan_move,
-    settle,
-    take,
-    turned,
-)
+from leyline.splice import begin, degrade, plan_move, settle, turned
 
 TEXT = Context.of([1, 2, 3, 4, 5, 6])
 
@@ -39,9 +33,12 @@ def held(num_slots: int = 16, *, filed: bool = True) -> tuple[PrefixCache, Seque
     return prefix, Sequence(1, view, running=True, computed=len(TEXT))
 
 
-def carry_out(prefix: PrefixCache, work: Sequence, *directives: Directive) -> tuple[Move, Edited]:
+def carry_out(
+    prefix: PrefixCache, work: Sequence, *directives: Directive, **request: Any
+) -> tuple[Move, Edited]:
     """Begin, compute every insert, move and settle."""
-    splice = work.splice = begin(work, EditRequest(9, directives))
+    work.edits.append(EditRequest(9, directives, **request))
+    splice = work.splice = begin(work, work.edits[0], prefix)
     while new := splice.next_insert():
         slots = take(prefix, len(new.tokens))
         assert slots is not None
@@ -50,7 +47,7 @@ def carry_out(prefix: PrefixCache, work: Sequence, *directives: Directive) -> tu
         splice.view.coverage = splice.view.coverage.add(new.dst, new.end)
     move = plan_move(splice, work, prefix, ())
     assert move is not None
-    return move, settle(splice, move, work, prefix, ())
+    return move, settle(splice, move, work, prefix)
 
 
 def owned_by_tree(prefix: PrefixCache) -> Slots:
@@ -112,11 +109,11 @@ def test_a_replacement_computed_at_another_position_moves_as_well() -> None:
 def test_without_room_for_copies_there_is_no_move() -> None:
     prefix, work = held(8)
     prefix.acquire(TEXT)
-    splice = begin(work, EditRequest(9, (Directive(0, 1),)))
+    splice = begin(work, EditRequest(9, (Directive(0, 1),)), prefix)
     assert plan_move(splice, work, prefix, ()) is None
     again = degrade(work, splice)
     assert again.reason == NO_ROOM and again.edit.kept == () and again.edit.after.pieces[0].exact
-    assert again.request_id == 9 and len(again.private) == 0
+    assert again.request.request_id == 9 and len(again.private) == 0
 
 
 def test_idle_rows_are_evicted_for_those_who_ask() -> None:
@@ -134,18 +131,18 @@ def test_turned_rows_are_those_whose_position_changes() -> None:
 
 
 def test_missing_rows_are_evicted_only_if_they_existed() -> None:
-    _, work = held()
+    prefix, work = held()
     work.view.coverage = Coverage.of([(0, 4)])
-    assert begin(work, EditRequest(9, (Directive(1, 2),))).reason == EVICTED
+    assert begin(work, EditRequest(9, (Directive(1, 2),)), prefix).reason == EVICTED
     work.computed = 4
-    splice = begin(work, EditRequest(9, (Directive(1, 2),)))
+    splice = begin(work, EditRequest(9, (Directive(1, 2),)), prefix)
     assert splice.reason is None and splice.edit.kept[-1] == Run(2, 1, 2)
 
 
 def test_an_edit_without_rows_keeps_nothing() -> None:
-    _, work = held()
+    prefix, work = held()
     work.view.coverage = Coverage()
-    edit = begin(work, EditRequest(9, (Directive(1, 2),))).edit
+    edit = begin(work, EditRequest(9, (Directive(1, 2),)), prefix).edit
     assert edit == Edit(TEXT, Context.of([1, 3, 4, 5, 6]), (), ())
 
 
@@ -159,7 +156,7 @@ def test_a_receipt_says_what_was_done(mode: Mode) -> None:
     (receipt,) = event.receipts
     assert (receipt.start, receipt.end, receipt.mode, receipt.mode_done) == (1, 3, mode, mode)
     assert (receipt.removed, receipt.inserted, receipt.delta) == (2, 1, -1)
-    kept = 3 if mode is Mode.AMORTIZE else 0
+    kept = 0 if mode is Mode.FORGET else 3
     assert (receipt.kept, receipt.recomputed, receipt.reason) == (kept, 3 - kept, None)
 
 
@@ -183,3 +180,227 @@ def test_each_receipt_counts_up_to_the_next_directive() -> None:
     prefix, work = held()
     _, event = carry_out(prefix, work, Directive(1, 2), Directive(4, 4, (9, 9)))
     assert [(r.kept, r.delta, r.freed) for r in event.receipts] == [(2, -1, 1), (2, 1, 0)]
+
+
+# -- shared rows ----------------------------------------------------------------------------------
+
+OTHER = Context.of([7, 8, 9, 10])
+
+
+def file_other(prefix: PrefixCache, context: Context = OTHER) -> Slots:
+    """Leave another context's rows in the tree."""
+    slots = take(prefix, len(context))
+    assert slots is not None
+    prefix.publish(context, slots)
+    prefix.ledger.release(slots)
+    return slots
+
+
+def share(start: int, end: int, first: int, *tokens: int) -> Directive:
+    return Directive(start, end, tokens, source=Source(OTHER, first))
+
+
+def test_shared_rows_are_copied_and_turned() -> None:
+    prefix, work = held()
+    other = file_other(prefix)
+    move, event = carry_out(prefix, work, share(3, 4, 1, 8, 9))
+    assert move.src_slots[-2:].tolist() == other[1:3].tolist()
+    assert move.delta.tolist() == [1, 1, 2, 2]
+    assert not set(move.dst_slots[-2:].tolist()) & set(other.tolist())
+    (receipt,) = event.receipts
+    assert (receipt.inserted, receipt.shared, receipt.kept, receipt.reason) == (2, 2, 2, None)
+    assert (receipt.moved_in_place, receipt.copied) == (2, 0)
+    assert work.view.whole().tokens == (1, 2, 3, 8, 9, 5, 6) and work.view.missing == 0
+    assert prefix.ledger.counts[other].tolist() == [1, 1, 1, 1]
+
+
+def test_shared_rows_that_stand_where_they_stood_stay_in_their_slots() -> None:
+    prefix, work = held()
+    other = file_other(prefix)
+    move, event = carry_out(prefix, work, share(1, 3, 1, 8, 9))
+    assert move.num_rows == 0 and event.receipts[0].shared == 2
+    assert work.view.table[1:3].tolist() == other[1:3].tolist()
+    assert prefix.ledger.counts[other].tolist() == [1, 2, 2, 1]
+    prefix.ledger.release(work.view.owned())
+    assert prefix.ledger.counts[other].tolist() == [1, 1, 1, 1]
+
+
+def test_one_span_may_be_shared_twice() -> None:
+    prefix, work = held()
+    other = file_other(prefix)
+    move, event = carry_out(prefix, work, share(1, 1, 1, 8), share(3, 3, 1, 8))
+    assert [receipt.shared for receipt in event.receipts] == [1, 1]
+    assert work.view.table[1] == other[1] != work.view.table[4]
+    assert move.src_slots[-1] == other[1] and prefix.ledger.counts[other[1]] == 2
+
+
+def test_a_context_may_share_with_itself() -> None:
+    """Its own rows then have an owner more, and stay; those behind them are copied."""
+    prefix, work = held()
+    old = np.array(work.view.table)
+    itself = Directive(2, 2, (3, 4), source=Source(TEXT, 2))
+    _, event = carry_out(prefix, work, itself)
+    assert work.view.whole().tokens == (1, 2, 3, 4, 3, 4, 5, 6)
+    assert work.view.table[:4].tolist() == old[:4].tolist()
+    (receipt,) = event.receipts
+    assert (receipt.shared, receipt.kept, receipt.copied, receipt.moved_in_place) == (2, 4, 2, 2)
+    assert (prefix.ledger.counts[work.view.owned()] <= 2).all()
+
+
+def test_a_span_put_back_with_its_own_rows_changes_nothing() -> None:
+    prefix, work = held()
+    counts, old = np.array(prefix.ledger.counts), np.array(work.view.table)
+    move, _ = carry_out(prefix, work, Directive(2, 4, (3, 4), source=Source(TEXT, 2)))
+    assert move.num_rows == 0 and work.view.whole() == TEXT
+    assert work.view.table.tolist() == old.tolist()
+    prefix.ledger.retain(old[4:])  # what the old branch gave up
+    assert prefix.ledger.counts.tolist() == counts.tolist()
+
+
+def test_shared_rows_that_are_gone_are_computed_and_said_to_be() -> None:
+    prefix, work = held()
+    file_other(prefix, OTHER.prefix(2))
+    before = np.array(prefix.ledger.counts)
+    splice = begin(work, EditRequest(9, (share(3, 4, 1, 8, 9),)), prefix)
+    assert len(splice.borrowed) == 0 and prefix.ledger.counts.tolist() == before.tolist()
+    move, event = carry_out(prefix, work, share(3, 4, 1, 8, 9))
+    (receipt,) = event.receipts
+    assert (receipt.shared, receipt.inserted, receipt.kept) == (0, 2, 2)
+    assert (receipt.mode_done, receipt.reason) == (Mode.AMORTIZE, SHARE_LOST)
+    assert work.view.missing == 0 and move.num_rows == 2
+
+
+def test_a_lost_share_with_nothing_behind_it_is_a_plain_computation() -> None:
+    prefix, work = held()
+    _, event = carry_out(prefix, work, share(3, 6, 1, 8, 9))
+    (receipt,) = event.receipts
+    assert (receipt.mode_done, receipt.reason) == (Mode.FORGET, SHARE_LOST)
+
+
+def test_each_receipt_says_why_its_own_rows_are_not_there() -> None:
+    prefix, work = held()
+    file_other(prefix)
+    work.view.coverage = Coverage.of([(0, 4)])
+    lost = Directive(2, 2, (5,), source=Source(Context.of([5]), 0))
+    _, event = carry_out(prefix, work, Directive(0, 1), lost, share(5, 6, 1, 8))
+    assert [receipt.reason for receipt in event.receipts] == [None, EVICTED, None]
+    assert [receipt.shared for receipt in event.receipts] == [0, 0, 1]
+    assert work.view.coverage == Coverage.of([(0, 4), (5, 6)])
+
+
+def test_a_forget_in_front_is_why_shared_rows_are_computed() -> None:
+    prefix, work = held()
+    file_other(prefix)
+    _, event = carry_out(prefix, work, Directive(1, 2, (), Mode.FORGET), share(6, 6, 1, 8))
+    assert (event.receipts[1].shared, event.receipts[1].reason) == (0, FORGOTTEN)
+
+
+def test_without_room_for_copies_shared_rows_are_computed() -> None:
+    prefix, work = held(10)
+    file_other(prefix)
+    prefix.acquire(OTHER)
+    splice = work.splice = begin(work, EditRequest(9, (share(6, 6, 1, 8),)), prefix)
+    assert plan_move(splice, work, prefix, ()) is None
+    prefix.ledger.release(splice.held)
+    work.edits.append(splice.request)
+    again = work.splice = degrade(work, splice)
+    move = plan_move(again, work, prefix, ())
+    assert move is not None
+    (receipt,) = settle(again, move, work, prefix).receipts
+    assert (receipt.shared, receipt.mode_done, receipt.reason) == (0, Mode.FORGET, NO_ROOM)
+
+
+def test_a_share_behind_the_last_row_leaves_a_gap_that_is_owed() -> None:
+    prefix, work = held()
+    file_other(prefix)
+    work.view.coverage, work.computed, work.owed = Coverage.of([(0, 5)]), 5, 1
+    _, event = carry_out(prefix, work, share(6, 6, 1, 8, 9))
+    assert work.view.coverage.first_gap(8) == (5, 6) and work.owed == 0
+    assert event.receipts[0].reason is None and not work.idle
+
+
+# -- kept versions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filed", [True, False])
+def test_a_context_that_is_kept_keeps_every_row(filed: bool) -> None:
+    prefix, work = held(filed=filed)
+    old = np.array(work.view.table)
+    move, event = carry_out(prefix, work, Directive(1, 3, (9,)), keep=True)
+    assert event.kept and event.receipts[0].copied == 3
+    assert not set(move.dst_slots.tolist()) & set(old.tolist())
+    assert prefix.tree.match(TEXT).tolist() == old.tolist()
+    assert prefix.ledger.counts[old].tolist() == [2, 1, 1, 1, 1, 1]
+
+
+def test_a_context_is_kept_no_longer_if_there_is_no_room_for_it() -> None:
+    prefix, work = held(8)
+    _, event = carry_out(prefix, work, Directive(1, 3), keep=True)
+    (receipt,) = event.receipts
+    assert not event.kept and (receipt.moved_in_place, receipt.copied, receipt.reason) == (
+        3,
+        0,
+        None,
+    )
+    assert prefix.resident(TEXT) == 1
+
+
+def test_a_reprefill_keeps_the_context_for_nothing() -> None:
+    prefix, work = held(8)
+    splice = begin(work, EditRequest(9, (Directive(1, 3),), keep=True), prefix)
+    again = work.splice = degrade(work, splice)
+    work.edits.append(again.request)
+    move = plan_move(again, work, prefix, ())
+    assert move is not None and settle(again, move, work, prefix).kept
+    assert prefix.resident(TEXT) == 6
+
+
+def test_an_edit_without_the_wish_keeps_nothing() -> None:
+    prefix, work = held()
+    assert not carry_out(prefix, work, Directive(1, 3))[1].kept
+
+
+# -- a turn's own edit ----------------------------------------------------------------------------
+
+
+def test_what_follows_an_edit_is_an_ordinary_gap() -> None:
+    prefix, work = held()
+    _, event = carry_out(prefix, work, Directive(1, 3), append=(7, 7))
+    assert work.view.whole().tokens == (1, 4, 5, 6, 7, 7) and work.view.missing == 2
+    assert event.length_after == 4 and work.cached is None
+
+
+def test_a_turn_counts_what_its_own_edit_found() -> None:
+    prefix, work = held()
+    file_other(prefix)
+    work.sampling = SamplingParams()
+    directives = Directive(1, 2, (9, 9)), share(4, 4, 1, 8)
+    _, event = carry_out(prefix, work, *directives, own=True, append=(7,))
+    assert len(event.edit.inserts) == 1
+    assert (work.prompt_len, work.cached, work.spliced) == (9, 6, 5)
+    assert work.view.coverage == Coverage.of([(0, 8)])
+
+
+def test_a_turn_that_only_cuts_computes_its_last_row_itself() -> None:
+    prefix, work = held()
+    work.sampling = SamplingParams()
+    carry_out(prefix, work, Directive(1, 2), own=True)
+    assert (work.prompt_len, work.cached, work.spliced, work.computed) == (5, 4, 3, 4)
+
+
+def test_planned_slots_that_were_not_computed_can_be_taken_back() -> None:
+    prefix, work = held()
+    splice = begin(work, EditRequest(9, (Directive(1, 2, (9, 9, 9)),)), prefix)
+    slots = take(prefix, 3)
+    assert slots is not None
+    splice.private = slots
+    splice.cover(1, 1)
+    splice.take_back()
+    assert splice.private.tolist() == splice.held.tolist() == slots[:1].tolist()
+
+
+def test_a_view_owns_the_slots_of_covered_positions_only() -> None:
+    slots = np.arange(10, 16)
+    view = View(TEXT, [], Coverage.of([(0, 2), (4, 6)]), slots)
+    assert view.owned().tolist() == view.owned_from(0).tolist() == [10, 11, 14, 15]
+    assert view.owned_from(1).tolist() == [11, 14, 15] and view.owned_from(3).tolist() == [14, 15]

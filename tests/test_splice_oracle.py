@@ -150,19 +150,20 @@ def test_logits_after_random_edits_are_those_of_the_hand_edited_cache(
     tiny_folder: Folder, family: str, seed: int
 ) -> None:
     folder = tiny_folder(family)
-    with tiny_engine(folder) as engine:
+    keep_versions = seed % 2 * 4
+    with tiny_engine(folder, keep_versions=keep_versions) as engine:
         lockstep = run_traces(engine, oracle_of(folder), seed, TRACES)
         assert lockstep.error < TOLERANCE
         assert lockstep.num_rows_held > 0
         receipts = [r for result in results(lockstep.events) for r in result.receipts]
-        assert sum(receipt.moved_in_place for receipt in receipts) > 0
+        assert (sum(receipt.moved_in_place for receipt in receipts) > 0) == (not keep_versions)
         assert sum(receipt.copied for receipt in receipts) > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_after_random_edits_in_a_tight_cache(tiny_folder: Folder, family: str) -> None:
     folder = tiny_folder(family)
-    with tiny_engine(folder, kv_cache_tokens=TIGHT) as engine:
+    with tiny_engine(folder, kv_cache_tokens=TIGHT, keep_versions=0) as engine:
         lockstep = run_traces(engine, oracle_of(folder), 0, TRACES, tight=True)
         assert lockstep.error < TOLERANCE
         assert engine.parts.scheduler.num_preempted + engine.parts.scheduler.num_degraded > 0
@@ -170,7 +171,7 @@ def test_logits_after_random_edits_in_a_tight_cache(tiny_folder: Folder, family:
 
 def test_a_session_goes_on_rightly_when_its_rows_were_evicted(tiny_folder: Folder) -> None:
     folder, rng = tiny_folder("v2_yarn"), random.Random(7)
-    with tiny_engine(folder, kv_cache_tokens=TIGHT) as engine:
+    with tiny_engine(folder, kv_cache_tokens=TIGHT, keep_versions=0) as engine:
         lockstep = conversation(engine, oracle_of(folder), rng, tight=True)
         edits: list[Edit] = [(6, 9, [50], "amortize")]
         for _ in range(2):
@@ -187,7 +188,7 @@ def test_a_session_goes_on_rightly_when_its_rows_were_evicted(tiny_folder: Folde
 
 def test_a_turn_that_finds_its_graft_evicted_says_so_and_is_exact(tiny_folder: Folder) -> None:
     folder, rng = tiny_folder("glm"), random.Random(8)
-    with tiny_engine(folder, kv_cache_tokens=TIGHT) as engine:
+    with tiny_engine(folder, kv_cache_tokens=TIGHT, keep_versions=0) as engine:
         lockstep = conversation(engine, oracle_of(folder), rng, tight=True)
         lockstep.edit("s", [(6, 9, [50], "amortize")])
         lockstep.run()
@@ -238,7 +239,7 @@ def test_a_wrong_move_does_not_pass(
     monkeypatch.setattr(LatentCache, "move", wrong)
     monkeypatch.setattr(Lockstep, "_same_rows", lambda *_: None)
     folder = tiny_folder(family)
-    with tiny_engine(folder) as engine:
+    with tiny_engine(folder, keep_versions=0) as engine:
         lockstep = run_traces(engine, oracle_of(folder), seed=0, num=3)
         assert lockstep.error > 10 * TOLERANCE
 
@@ -269,7 +270,7 @@ def error_to_fresh_prefill(lockstep: Lockstep, rng: random.Random) -> float:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forget_equals_a_fresh_prefill(tiny_folder: Folder, family: str, seed: int) -> None:
     folder, rng = tiny_folder(family), random.Random(seed)
-    with tiny_engine(folder) as engine:
+    with tiny_engine(folder, keep_versions=0) as engine:
         lockstep = conversation(engine, oracle_of(folder), rng)
         for _ in range(2):
             edits = random_edits(rng, lockstep.length("s"))
@@ -283,7 +284,7 @@ def test_forget_equals_a_fresh_prefill(tiny_folder: Folder, family: str, seed: i
 @pytest.mark.parametrize("family", FAMILIES)
 def test_amortize_does_not_equal_a_fresh_prefill(tiny_folder: Folder, family: str) -> None:
     folder, rng = tiny_folder(family), random.Random(0)
-    with tiny_engine(folder) as engine:
+    with tiny_engine(folder, keep_versions=0) as engine:
         lockstep = conversation(engine, oracle_of(folder), rng)
         lockstep.edit("s", [(6, 14, [50, 51, 52], "amortize")])
         lockstep.run()
@@ -295,7 +296,7 @@ def test_rows_that_another_session_holds_are_copied_and_stay(
     tiny_folder: Folder, twin: bool
 ) -> None:
     folder, rng = tiny_folder("glm"), random.Random(3)
-    with tiny_engine(folder) as engine:
+    with tiny_engine(folder, keep_versions=0) as engine:
         lockstep = conversation(engine, oracle_of(folder), rng)
         if twin:
             told = lockstep.tracks["s"].messages[0]["content"]
@@ -316,7 +317,7 @@ def test_rows_that_another_session_holds_are_copied_and_stay(
 
 def test_a_generation_goes_on_from_edits_in_the_middle_of_it(tiny_folder: Folder) -> None:
     folder, rng = tiny_folder("v2_yarn"), random.Random(5)
-    with tiny_engine(folder) as engine:
+    with tiny_engine(folder, keep_versions=0) as engine:
         lockstep = conversation(engine, oracle_of(folder), rng)
         lockstep.turn("s", "go on", SamplingParams(max_tokens=30, seed=1, ignore_eos=True))
         for _ in range(6):

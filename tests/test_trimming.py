@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
-import threading
-import types
+import logging
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyline.errors import ConfigError, InvalidRequestError
-from leyline.own_policy import OwnPolicy, load_policy
+from leyline.errors import InvalidRequestError
+from leyline.message_cuts import CLEARED_RESULT
+from leyline.own_policy import OwnPolicy
 from leyline.trimming import (
-    CLEARED_RESULT,
     MARKER_ROOM,
     ClearThinking,
     ClearToolUses,
@@ -25,7 +23,9 @@ from leyline.trimming import (
     apply_policies,
     clear_thinking,
     clear_tool_uses,
+    described,
     from_wire,
+    trim_messages,
     truncate_older_than,
 )
 
@@ -512,114 +512,56 @@ class TestApplyPolicies:
             assert messages == before
 
 
-class TestOwnPolicy:
-    def test_what_it_returns_goes_to_the_model(self):
-        messages = agent("rr")
-        after, report = OwnPolicy("mine", shorten)(messages, count)
-        assert [message["content"] for message in after] == ["short"] * 5
-        assert report == {
-            "type": "mine",
-            "cleared_input_tokens": count(messages) - count(after),
-        }
+class TestTrimMessages:
+    DEFAULTS = (TruncateOlderThan(),)
 
-    def test_one_that_changes_nothing_reports_nothing(self):
-        messages = agent("r")
-        after, report = OwnPolicy("mine", lambda messages: messages)(messages, count)
-        assert report is None
-        assert all(a is b for a, b in zip(after, messages, strict=True))
+    def types(self, edits: Any, own: Any = None, defaults: Any = DEFAULTS) -> list[str]:
+        _, reports = trim_messages(agent(), edits, defaults, own, count)
+        return [report["type"] for report in reports]
 
-    def test_a_ready_made_one_may_be_named(self):
-        policy = load_policy("leyline.trimming:truncate_older_than")
-        assert policy(agent(), count).messages == truncate_older_than(agent()).messages
+    def test_the_servers_defaults_hold_unless_the_request_says_otherwise(self):
+        asked = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": NOW}]}
+        assert self.types(None) == ["truncate_older_than"]
+        assert self.types(asked) == ["clear_tool_uses_20250919"]
+        assert self.types({"edits": []}) == self.types({}) == []
 
-    @pytest.mark.parametrize("wrong", [None, [], "x", {}, [1], [{}], [{"role": 3}], agent])
-    def test_anything_but_messages_is_refused(self, wrong):
-        with pytest.raises(TypeError, match="list of messages"):
-            OwnPolicy("mine", lambda _: wrong)(agent(), count)
+    def test_a_users_own_policy_runs_last_whoever_chose_the_others(self):
+        own = OwnPolicy("mine", shorten)
+        assert self.types(None, own) == ["truncate_older_than", "mine"]
+        assert self.types({"edits": []}, own) == ["mine"]
+        assert self.types(None, OwnPolicy("mine", fail)) == ["truncate_older_than", "mine"]
 
-    def test_what_it_changes_afterwards_is_its_own(self):
-        given: list[Any] = []
-        policy = OwnPolicy("mine", lambda messages: given.extend(messages[1:]) or messages[1:])
-        after, _ = policy(agent("r"), count)
-        given[0]["content"] = "changed later"
-        assert after[0]["content"] != "changed later"
+    def test_what_is_malformed_is_the_requests_fault_and_not_a_failed_policy(self):
+        with pytest.raises(InvalidRequestError, match="context_management"):
+            self.types({"edits": 3})
 
-    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-    def test_it_cannot_end_the_process(self, error):
-        def leave(_: Any) -> Any:
-            raise error
+    def test_the_log_names_a_policy_that_fails_and_does_not_quote_the_user(self, caplog):
+        def quote(messages: Any) -> Any:
+            raise ValueError(messages[1]["content"])
 
-        _, edits = apply_policies(agent(), [OwnPolicy("mine", leave)], count)
-        assert edits == [{"type": "mine", "error": f"RuntimeError: it raised {error.__name__}"}]
-
-    def test_one_that_loops_is_left_behind_and_not_called_again(self):
-        calls: list[int] = []
-        release = threading.Event()
-
-        def loop(messages: Any) -> Any:
-            calls.append(1)
-            release.wait()
-            return messages[1:]
-
-        policy = OwnPolicy("mine", loop, limit_s=0.01)
-        messages = agent()
-        for text in ("did not return within 0.01 seconds", "still not returned"):
-            after, edits = apply_policies(messages, [policy], count)
-            assert after == messages
-            assert text in edits[0]["error"]
-        assert calls == [1]
-        release.set()
-        assert policy._running is not None
-        policy._running.join()
-        policy.limit_s = 60
-        assert policy(messages, count).messages == messages[1:]
+        with caplog.at_level(logging.WARNING, "leyline.trimming"):
+            assert self.types(None, OwnPolicy("mine", quote)) == ["truncate_older_than", "mine"]
+        (record,) = caplog.records
+        assert "mine failed (ValueError)" in record.getMessage()
+        assert LONG[:20] not in record.getMessage()
 
 
-class TestLoadPolicy:
-    @pytest.fixture(autouse=True)
-    def module(self, monkeypatch):
-        module = types.ModuleType("their_policies")
-        module.__dict__.update(shorten=shorten, number=3, Names=types.SimpleNamespace(deep=shorten))
-        monkeypatch.setitem(sys.modules, "their_policies", module)
-
-    @pytest.mark.parametrize("path", ["shorten", "Names.deep"])
-    def test_module_and_function(self, path):
-        policy = load_policy(f"their_policies:{path}", limit_s=3)
-        assert (policy.name, policy.function, policy.limit_s) == (
-            f"their_policies:{path}",
-            shorten,
-            3,
-        )
-
-    def test_entry_point(self, monkeypatch):
-        from importlib import metadata
-
-        point = metadata.EntryPoint("brief", "their_policies:shorten", "leyline.policies")
-
-        def entry_points(**wanted: str) -> list[metadata.EntryPoint]:
-            return [point] if wanted == {"group": point.group, "name": point.name} else []
-
-        monkeypatch.setattr(metadata, "entry_points", entry_points)
-        assert load_policy("brief").function is shorten
-        with pytest.raises(ConfigError, match="no such entry point"):
-            load_policy("other")
-
+class TestDescribed:
     @pytest.mark.parametrize(
-        ("name", "reason"),
+        ("error", "text"),
         [
-            ("no_such_module_here:f", "No module named"),
-            ("their_policies:missing", "no attribute 'missing'"),
-            ("their_policies:", "AttributeError"),
-            (":shorten", "ValueError"),
-            (".relative:f", "TypeError"),
-            ("", "no such entry point"),
-            ("nobody", "no such entry point"),
-            ("their_policies:number", "of type int, not a function"),
-            (None, "AttributeError"),
+            (ValueError("a\nb\x00c\ud800d\u2028e"), "ValueError: a b c d e"),
+            (ValueError(), "ValueError"),
+            (KeyError("x" * 600), "KeyError: '" + "x" * 489),
         ],
     )
-    def test_one_that_cannot_be_had(self, name, reason):
-        with pytest.raises(ConfigError, match="The policy") as caught:
-            load_policy(name)
-        assert reason in caught.value.message
-        assert caught.value.param == "policy"
+    def test_one_bounded_line_of_valid_text(self, error, text):
+        assert described(error) == text
+        described(error).encode()
+
+    def test_an_error_that_cannot_be_printed_has_a_type(self):
+        class Silent(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError
+
+        assert described(Silent()) == "Silent"

@@ -39,6 +39,17 @@ class Ledger:
         """Slots without an owner."""
         return self.num_slots - int(np.count_nonzero(self.counts))
 
+    @property
+    def free_slots(self) -> Slots:
+        """Slots without an owner, in ascending order; rows that were evicted still lie there."""
+        return np.flatnonzero(self.counts == 0).astype(np.int64)
+
+    def copy(self) -> Ledger:
+        """The same counts in a ledger of its own, which calls no `on_free`."""
+        twin = Ledger(0)
+        twin.counts = np.array(self.counts)
+        return twin
+
     def alloc(self, num: int, after: int = -1) -> Slots | None:
         """Take `num` free slots, each with one owner; all of them or None.
 
@@ -77,7 +88,7 @@ class Ledger:
 
     def _anywhere(self, num: int) -> Slots | None:
         """A part of the largest free run, else the lowest free slots."""
-        free = np.flatnonzero(self.counts == 0)
+        free = self.free_slots
         if len(free) < num:
             return None
         breaks = np.flatnonzero(np.diff(free) != 1) + 1
@@ -85,7 +96,7 @@ class Ledger:
         largest = int(np.argmax(np.diff(edges)))
         run = free[edges[largest] : edges[largest + 1]]
         if len(run) < num:
-            return free[:num].astype(np.int64)
+            return free[:num]
         # Half way into a roomy run, so that the sequence before it can go on growing in place.
         offset = len(run) // 2 if len(run) >= 4 * num and run[0] > 0 else 0
-        return run[offset : offset + num].astype(np.int64)
+        return run[offset : offset + num]

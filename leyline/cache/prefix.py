@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from leyline.batch import Slots
-from leyline.cache.ledger import Ledger
+from leyline.cache.ledger import NO_SLOTS, Ledger
 from leyline.cache.radix import Node, RadixTree
 from leyline.context import Context
 
 EvictionKey = Callable[[Node], Any]
+Pinned = Callable[[], Iterable[Context]]
+
+
+def nobody() -> Iterable[Context]:
+    """Pins of a cache in which nothing is pinned."""
+    return ()
 
 
 class PrefixCache:
@@ -27,14 +34,28 @@ class PrefixCache:
 
     Args:
         ledger: Counts the owners of the slots.
-        evict: Sort key of a leaf; the smallest goes first.
+        evict: Sort key of a leaf; the smallest goes first. Among equals it is the tree's own
+            order, which a copy has too.
+        pinned: Contexts whose rows are not evicted, asked at every count and every eviction. A
+            pin is no owner: a branch that its own user gives up goes, pinned or not.
     """
 
-    def __init__(self, ledger: Ledger, evict: EvictionKey) -> None:
+    def __init__(self, ledger: Ledger, evict: EvictionKey, pinned: Pinned = nobody) -> None:
         self.ledger = ledger
         self.tree = RadixTree()
         self.evict = evict
+        self.pinned = pinned
         self.clock = 0
+
+    def copy(self) -> PrefixCache:
+        """The same books, to try something out: what is done to the one never shows in the other.
+
+        Slots that become free in the copy are nobody's business: its ledger calls no `on_free`.
+        """
+        twin = PrefixCache(self.ledger.copy(), self.evict, self.pinned)
+        twin.tree = self.tree.copy()
+        twin.clock = self.clock
+        return twin
 
     def resident(self, context: Context) -> int:
         """How many leading rows of the context are in the tree; changes nothing."""
@@ -68,9 +89,8 @@ class PrefixCache:
         return self.ledger.num_free - before
 
     def evictable(self) -> int:
-        """Slots whose every owner is a tree node: what `reclaim` can free."""
-        owned = self._tree_counts()
-        return int(np.count_nonzero((owned > 0) & (owned == self.ledger.counts)))
+        """Slots that no pin keeps and whose every owner is a tree node: what `reclaim` can free."""
+        return int(np.count_nonzero(self._idle()))
 
     def exclusive(self, context: Context, others: Iterable[Context], owners: int) -> int:
         """From which position on only one branch of the tree, and its own user, hold the rows.
@@ -104,6 +124,27 @@ class PrefixCache:
                 return
             self.ledger.release(self.tree.truncate(node, max(0, start - node.start)))
 
+    def cut(self, node: Node, offset: int) -> Slots:
+        """Take a node from its token `offset` on, and everything below it, out of the tree.
+
+        Unlike `give_up` it asks nobody: whoever runs on these rows goes on owning them, and would
+        file them again. A pin does not help either.
+
+        Args:
+            node: A node of the tree; no root.
+            offset: How many of its tokens stay, at most all of them.
+
+        Returns:
+            Slots freed, each once.
+        """
+        assert node.parent is not None, "a node is cut that is not in the tree"
+        freed = [
+            self.ledger.release(self.tree.truncate(child, 0))
+            for child in reversed(list(self.tree.below(node)))
+        ]
+        freed.append(self.ledger.release(self.tree.truncate(node, offset)))
+        return np.concatenate((NO_SLOTS, *freed))
+
     def clear(self) -> None:
         """Forget every row that nobody else owns a share of."""
         for node in reversed(list(self.tree.nodes())):
@@ -113,9 +154,10 @@ class PrefixCache:
     def _evict(self, wanted: int, force: bool) -> None:
         """Cut leaves in the order of the policy until `wanted` slots are freed."""
         # Dropping a tree node's share never changes whether the tree alone owns a slot.
-        idle = self._tree_counts() == self.ledger.counts
+        idle = self._idle()
+        order = count()
         leaves = (node for node in self.tree.nodes() if not node.children)
-        heap = [(self.evict(node), id(node), node) for node in leaves]
+        heap = [(self.evict(node), next(order), node) for node in leaves]
         heapq.heapify(heap)
         while heap and wanted > 0:
             node = heapq.heappop(heap)[2]
@@ -124,7 +166,7 @@ class PrefixCache:
             # A row with a second place in the tree frees nothing yet: the leaf may go on giving.
             again = node if node.parent is not None and len(node.tokens) < length else parent
             if again is not None and _is_leaf(again):
-                heapq.heappush(heap, (self.evict(again), id(again), again))
+                heapq.heappush(heap, (self.evict(again), next(order), again))
 
     def _shorten(self, node: Node, wanted: int, idle: npt.NDArray[np.bool_], force: bool) -> int:
         """Cut a leaf from its end by up to `wanted` freed slots; returns how many were freed."""
@@ -138,6 +180,14 @@ class PrefixCache:
         if keep == len(mine):
             return 0
         return len(self.ledger.release(self.tree.truncate(node, keep)))
+
+    def _idle(self) -> npt.NDArray[np.bool_]:
+        """Which slots may be evicted [num_slots]."""
+        owned = self._tree_counts()
+        idle = (owned > 0) & (owned == self.ledger.counts)
+        for context in self.pinned():
+            idle[self.tree.match(context)] = False
+        return idle
 
     def _tree_counts(self) -> npt.NDArray[np.int32]:
         """How many tree nodes own each slot."""

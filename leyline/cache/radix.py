@@ -12,7 +12,7 @@ ledger and decides what to keep.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -66,12 +66,27 @@ class RadixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
-        stack = list(self.roots.values())
+        for root in self.roots.values():
+            yield from self.below(root)
+
+    def below(self, node: Node) -> Iterator[Node]:
+        """Every node below this one, parents first."""
+        stack = list(node.children.values())
         while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
-            if node.parent is not None:
-                yield node
+            child = stack.pop()
+            stack.extend(child.children.values())
+            yield child
+
+    def copy(self) -> RadixTree:
+        """The same tree in nodes of its own, in the same order; token tuples are shared."""
+        twin = RadixTree()
+        twin.roots = {key: _alike(root, None) for key, root in self.roots.items()}
+        waiting = list(zip(self.roots.values(), twin.roots.values(), strict=True))
+        while waiting:
+            node, other = waiting.pop()
+            other.children = {edge: _alike(child, other) for edge, child in node.children.items()}
+            waiting += zip(node.children.values(), other.children.values(), strict=True)
+        return twin
 
     def path(self, context: Context, now: int | None = None) -> list[tuple[Node, int]]:
         """The nodes that hold the context's longest resident prefix, and how much of each.
@@ -180,6 +195,11 @@ class RadixTree:
         node.parent = upper
         upper.children[node.edge] = node
         return upper
+
+
+def _alike(node: Node, parent: Node | None) -> Node:
+    """A node like this one below another parent, still without children."""
+    return replace(node, slots=np.array(node.slots), parent=parent, children={})
 
 
 def _starts(origin: bytes | None, position: int, start: int) -> bool:

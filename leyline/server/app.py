@@ -6,7 +6,7 @@ from fastapi import FastAPI, Response
 
 from leyline import __version__
 from leyline.errors import EngineClosedError
-from leyline.server import chat, completions, directives, failures, models
+from leyline.server import cache, chat, completions, directives, failures, models, sessions
 from leyline.server.doors import BodyLimit, HostCheck
 from leyline.server.serving import Serving
 from leyline.server.settings import LOOPBACK_HOSTS, ServerConfig
@@ -24,7 +24,7 @@ def create_app(worker: Worker, config: ServerConfig | None = None) -> FastAPI:
     serving = Serving(worker, config or ServerConfig())
     app = FastAPI(title="Leyline", version=__version__, redirect_slashes=False)
     failures.install(app)
-    for module in (chat, completions, models, directives):
+    for module in (chat, completions, models, directives, sessions, cache):
         app.include_router(module.routes(serving))
     _add_health(app, worker)
     app.add_middleware(BodyLimit, max_bytes=serving.config.max_body_bytes)

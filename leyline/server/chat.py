@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 
+from leyline.errors import CapacityError, QuotaError, SessionBusyError
 from leyline.events import Completion
+from leyline.server.bodies import StrictRoute
 from leyline.server.reply import Body, respond
 from leyline.server.schema import ChatRequest
 from leyline.server.serving import Serving
+from leyline.server.session_names import SessionName, session_name
+from leyline.server.wire import while_connected
+from leyline.server.worker import Submit
+from leyline.trimming import from_wire
 
 
 class ChatForm:
@@ -44,26 +53,61 @@ class ChatForm:
 
 def routes(serving: Serving) -> APIRouter:
     """The chat route."""
-    router = APIRouter()
+    router = APIRouter(route_class=StrictRoute)
     engine = serving.worker.engine
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream."""
         serving.check_model(body.model)
+        from_wire(body.context_management)  # what is malformed is refused before anything runs
+        name = session_name(body.session_id, body.prompt_cache_key, request.headers)
+        trimming = serving.trimmed(body.rendered(), body.context_management)
+        messages, edits = await while_connected(request.receive, trimming)
+        params = body.sampling()
 
-        def submit() -> int:
+        def submit(session_id: str | None) -> int:
             return engine.submit_chat(
-                body.rendered(), body.sampling(), session_id=body.session_id, salt=body.salt
+                messages,
+                params,
+                session_id=session_id,
+                salt=body.salt,
+                edit_mode=body.edit_mode,
+                tentative=not name.required,
             )
 
         return await respond(
             serving,
             request,
-            [submit],
+            [in_session(name, submit)],
             ChatForm(),
             stream=bool(body.stream),
             include_usage=body.wants_usage,
+            ending=_applied(body.context_management, edits),
         )
 
     return router
+
+
+def in_session(name: SessionName, submit: Callable[[str | None], int]) -> Submit:
+    """Submit in a session, or without one that the request can do without and cannot have now.
+
+    Both happen in one call on the engine's thread, so nobody comes in between.
+    """
+
+    def chosen() -> int:
+        try:
+            return submit(name.session_id)
+        except (SessionBusyError, CapacityError, QuotaError):
+            if name.required or name.session_id is None:
+                raise
+        return submit(None)
+
+    return chosen
+
+
+def _applied(asked: Any, edits: Sequence[Mapping[str, Any]]) -> Body:
+    """What policies did, if there were any to do something."""
+    if asked is None and not edits:
+        return {}
+    return {"context_management": {"applied_edits": list(edits)}}

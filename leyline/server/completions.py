@@ -7,6 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from leyline.events import Completion
+from leyline.server.bodies import StrictRoute
 from leyline.server.reply import Body, respond
 from leyline.server.schema import CompletionRequest
 from leyline.server.serving import Serving
@@ -41,7 +42,7 @@ class CompletionForm:
 
 def routes(serving: Serving) -> APIRouter:
     """The completions route."""
-    router = APIRouter()
+    router = APIRouter(route_class=StrictRoute)
     engine = serving.worker.engine
 
     @router.post("/v1/completions")

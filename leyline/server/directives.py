@@ -1,116 +1,105 @@
-"""`POST /v1/directives`, and `GET` and `DELETE /v1/sessions/{id}`."""
+"""`POST /v1/directives`: edit a session's context, or see what an edit would do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from leyline.directive import Directive, Mode
-from leyline.errors import DirectiveError
-from leyline.events import EditResult, Failure, SessionInfo
-from leyline.server.failures import quoted
+from leyline.errors import InvalidRequestError
+from leyline.events import EditPlan, EditResult, Failure
+from leyline.server.bodies import StrictRoute
+from leyline.server.pointed import changes_of
 from leyline.server.reply import Body
-from leyline.server.schema import DirectiveItem, DirectivesRequest
+from leyline.server.schema import MAX_NAME_CHARS
+from leyline.server.schema_edits import DirectivesRequest
 from leyline.server.serving import Serving
-from leyline.server.surface import PlainEncoder
 from leyline.server.wire import Json, while_connected
 from leyline.server.worker import Submit, Worker
 
-
-def compiled(items: Sequence[DirectiveItem], tokenizer: PlainEncoder) -> list[Directive]:
-    """Directives from their wire form; replacement texts become token ids.
-
-    Raises:
-        DirectiveError: for a mode that does not exist.
-    """
-    return [
-        Directive(
-            item.start,
-            item.end,
-            tuple(_ids(item.replacement, tokenizer)),
-            _mode(item.mode, f"directives[{index}].mode"),
-        )
-        for index, item in enumerate(items)
-    ]
+IDEMPOTENCY_HEADER = "idempotency-key"
 
 
 def result_body(result: EditResult) -> Body:
     """What became of a set of directives."""
-    return {
-        "object": "directive.result",
-        "session_id": result.session_id,
-        "version": result.version,
-        "context_length": {"before": result.length_before, "after": result.length_after},
-        "receipts": [asdict(receipt) for receipt in result.receipts],
+    body = _counted("directive.result", result) | {
+        "state": result.state,
         "elapsed_ms": round(result.elapsed_ms, 3),
     }
-
-
-def session_body(info: SessionInfo, *, tokens: bool) -> Body:
-    """What a session looks like, with its tokens and their text if asked for."""
-    body: Body = {
-        "object": "session",
-        "id": info.session_id,
-        "version": info.version,
-        "context_length": info.context_length,
-        "pieces": [
-            {"start": start, "end": end, "exact": exact} for start, end, exact in info.pieces
-        ],
-        "busy": info.busy,
-    }
-    if tokens:
-        body |= {"token_ids": list(info.token_ids), "text": info.text}
+    if result.purged is not None:
+        body["purged"] = asdict(result.purged)
     return body
 
 
+def plan_body(plan: EditPlan) -> Body:
+    """What a set of directives would do; times are null before anything was measured."""
+    return _counted("directive.plan", plan) | {
+        "estimated_ms": {"amortize": _ms(plan.amortize_ms), "forget": _ms(plan.forget_ms)},
+        "cheaper": plan.cheaper,
+    }
+
+
+def idempotency_key(body: DirectivesRequest, headers: Sequence[str]) -> str | None:
+    """The key that a request was sent with, in its body or in its header.
+
+    Raises:
+        InvalidRequestError: if it has several that differ, or one that is empty or too long.
+    """
+    keys = {*headers, *([] if body.idempotency_key is None else [body.idempotency_key])}
+    if len(keys) > 1:
+        raise InvalidRequestError(
+            "The request has two idempotency keys that differ; send one, in the body or in the "
+            "header Idempotency-Key.",
+            param="idempotency_key",
+        )
+    key = next(iter(keys), None)
+    if key is not None and not 1 <= len(key) <= MAX_NAME_CHARS:
+        raise InvalidRequestError(
+            f"An idempotency key has 1 to {MAX_NAME_CHARS} characters; this one has {len(key)}.",
+            param="idempotency_key",
+        )
+    return key
+
+
 def routes(serving: Serving) -> APIRouter:
-    """The routes that look into sessions and edit them."""
-    router = APIRouter()
+    """The route that edits."""
+    router = APIRouter(route_class=StrictRoute)
     worker, engine = serving.worker, serving.worker.engine
 
     @router.post("/v1/directives")
     async def apply_directives(body: DirectivesRequest, request: Request) -> Response:
         """Edit a session's context: all of the directives, or none of them."""
-        directives = compiled(body.directives, engine.tokenizer)
-
-        def submit() -> int:
-            return engine.submit_directives(body.session_id, directives, salt=body.cache_salt or "")
-
-        result = await while_connected(request.receive, _result(worker, submit))
-        return Json(result_body(result))
-
-    @router.get("/v1/sessions/{session_id}")
-    async def retrieve_session(
-        session_id: str, tokens: bool = False, cache_salt: str = ""
-    ) -> Response:
-        """The session's context: its length, its pieces and, if asked for, its tokens."""
-        info = await worker.call(engine.session_info, session_id, salt=cache_salt)
-        return Json(session_body(info, tokens=tokens))
-
-    @router.delete("/v1/sessions/{session_id}")
-    async def delete_session(session_id: str, cache_salt: str = "") -> Response:
-        """Forget the session. Rows that others use stay."""
-        await worker.call(engine.delete_session, session_id, salt=cache_salt)
-        return Json({"object": "session.deleted", "id": session_id, "deleted": True})
+        key = idempotency_key(body, request.headers.getlist(IDEMPOTENCY_HEADER))
+        asked = {
+            "session_id": body.session_id,
+            "changes": changes_of(body.directives),
+            "salt": body.cache_salt or "",
+            "expected_version": body.expected_version,
+        }
+        if body.dry_run:
+            planning = worker.call(partial(engine.plan_directives, **asked))
+            return Json(plan_body(await while_connected(request.receive, planning)))
+        submit = partial(engine.submit_directives, **asked, idempotency_key=key)
+        return Json(result_body(await while_connected(request.receive, _result(worker, submit))))
 
     return router
 
 
-def _ids(replacement: str | list[int], tokenizer: PlainEncoder) -> Sequence[int]:
-    return tokenizer.encode_plain(replacement) if isinstance(replacement, str) else replacement
+def _counted(kind: str, edit: EditResult | EditPlan) -> Body:
+    return {
+        "object": kind,
+        "session_id": edit.session_id,
+        "version": edit.version,
+        "context_length": {"before": edit.length_before, "after": edit.length_after},
+        "receipts": [asdict(receipt) for receipt in edit.receipts],
+    }
 
 
-def _mode(name: str, param: str) -> Mode:
-    try:
-        return Mode(name)
-    except ValueError:
-        modes = ", ".join(mode.value for mode in Mode)
-        raise DirectiveError(
-            f"There is no mode {quoted(name)}; the modes are: {modes}.", param=param
-        ) from None
+def _ms(estimate: float | None) -> float | None:
+    return None if estimate is None else round(estimate, 3)
 
 
 async def _result(worker: Worker, submit: Submit) -> EditResult:

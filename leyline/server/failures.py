@@ -2,6 +2,7 @@
 
 `{"error": {"message", "type", "param", "code"}}`, with OpenAI's type names, for whatever goes
 wrong: a refused field, an unknown route, a body that is not JSON, an exception nobody foresaw.
+What a program needs to go on, such as a session's present version, stands beside the four.
 Texts that came from the client are never echoed except escaped and cut short.
 """
 
@@ -15,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from leyline.errors import LeylineError
+from leyline.server.bodies import RepeatedKeyError
 from leyline.server.wire import Json
 
 _TYPES = {
@@ -22,6 +24,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
+    412: "conflict_error",
     429: "rate_limit_error",
 }
 _CODES = {
@@ -49,7 +52,8 @@ def type_of(status: int) -> str:
 
 def error_body(error: LeylineError) -> dict[str, Any]:
     """The JSON form of an error, as an answer's body or as a line of a stream."""
-    return _shape(error.message, error.status, error.param, error.code)
+    body = _shape(error.message, error.status, error.param, error.code)
+    return {"error": {**error.details, **body["error"]}}
 
 
 def unforeseen() -> LeylineError:
@@ -79,6 +83,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(LeylineError, _leyline)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RepeatedKeyError, _repeated)
     app.add_exception_handler(Exception, _unforeseen)
 
 
@@ -98,6 +103,12 @@ async def _http(_: Request, error: Exception) -> Response:
     message = _MESSAGES.get(status, str(error.detail))
     code = _CODES.get(status, "http_error")
     return refusal(status, message, code=code, headers=error.headers)
+
+
+async def _repeated(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RepeatedKeyError)
+    message = f"The body has an object with the key {quoted(error.detail)} twice; send it once."
+    return refusal(400, message, code="invalid_json")
 
 
 async def _unforeseen(_: Request, __: Exception) -> Response:
@@ -141,10 +152,10 @@ def _is_json(content_type: str) -> bool:
 
 def _param(location: Sequence[int | str]) -> str | None:
     """The field that an error is about, as in `messages[0].content`; None for the whole body."""
-    path = [part for part in location[1:] if part not in _UNION_TAGS]
+    path = [part for at, part in enumerate(location[1:]) if not at or part not in _UNION_TAGS]
     if not path or isinstance(path[0], int):
         return None
     if path[0] in _WHOLE_FIELDS:
         return path[0]
-    steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    steps = (f"[{part}]" if isinstance(part, int) else f".{quoted(part)[1:-1]}" for part in path)
     return "".join(steps).lstrip(".")

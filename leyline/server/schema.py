@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from leyline.batch import SamplingParams
-from leyline.directive import MAX_DIRECTIVES
+from leyline.server.session_names import is_session_id
 
 MAX_MESSAGES = 4096
 MAX_TOOL_CALLS = 256
@@ -98,13 +98,26 @@ def _prompts(value: Any) -> Any:
     return [value]
 
 
+def _text_only(value: Any) -> Any:
+    """Text as it is; None for the objects that some clients put where others put text."""
+    return value if isinstance(value, str) else None
+
+
+def _session_id(value: str) -> str:
+    if not is_session_id(value):
+        raise PydanticCustomError(
+            "session_id", "must be 1 to 256 of A-Z a-z 0-9 . _ : @ ~ + = -, not all of them dots"
+        )
+    return value
+
+
 def _text_or_ids(value: Any) -> str | None:
     if isinstance(value, str):
         return "text"
     return "ids" if isinstance(value, list) else None
 
 
-_by_kind = Discriminator(
+by_kind = Discriminator(
     _text_or_ids,
     custom_error_type="text_or_ids",
     custom_error_message="must be a string or a list of token ids",
@@ -113,7 +126,7 @@ _by_kind = Discriminator(
 Text = Annotated[str, AfterValidator(_encodable)]
 Name = Annotated[Text, Field(max_length=MAX_NAME_CHARS)]
 Salt = Annotated[Name, Field(min_length=1)]
-SessionId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@~+=-]{1,256}$")]
+SessionId = Annotated[str, AfterValidator(_session_id)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -125,14 +138,10 @@ Stops = Annotated[
 ]
 Prompt = Annotated[
     Annotated[Text, Field(min_length=1), Tag("text")]
-    | Annotated[list[TokenId], Field(min_length=1), Tag("ids")],
-    _by_kind,
+    | Annotated[list[TokenId], Field(min_length=1, fail_fast=True), Tag("ids")],
+    by_kind,
 ]
-Replacement = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[TokenId], Tag("ids")], _by_kind
-]
-
-
+Reasoning = Annotated[Text | None, BeforeValidator(_text_only)]
 ToolCalls = Annotated[
     list[dict[str, Any]], Field(max_length=MAX_TOOL_CALLS), AfterValidator(_encodable)
 ]
@@ -225,14 +234,17 @@ class ChatMessage(WireModel):
     name: Name | None = None
     tool_call_id: Name | None = None
     tool_calls: ToolCalls | None = None
+    reasoning_content: Reasoning = None
+    reasoning: Reasoning = None
 
     def rendered(self) -> dict[str, Any]:
         """What the chat template gets to see: only what was said, a developer as the system."""
         message = self.model_dump(exclude_none=True)
         if self.role == "developer":
             message["role"] = "system"
-        if not self.tool_calls:
-            message.pop("tool_calls", None)
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if not message.get(name):
+                message.pop(name, None)
         return message
 
 
@@ -242,6 +254,9 @@ class ChatRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
     session_id: SessionId | None = None
+    prompt_cache_key: Text | None = None
+    edit_mode: Literal["forget", "amortize", "heal"] | None = None
+    context_management: Annotated[Any, AfterValidator(_encodable)] = None
 
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
@@ -254,7 +269,6 @@ class ChatRequest(GenerationRequest):
     continue_final_message: Annotated[Any, only(False)] = None
     chat_template: Annotated[Any, only()] = None
     chat_template_kwargs: Annotated[Any, only({})] = None
-    edit_mode: Annotated[Any, only("forget")] = None
 
     def token_limit(self) -> int | None:
         """The newer name of the limit wins where both are given."""
@@ -279,20 +293,3 @@ class CompletionRequest(GenerationRequest):
     def token_limit(self) -> int | None:
         """A completion without a limit is a short one, as OpenAI has it."""
         return self.max_tokens or DEFAULT_COMPLETION_TOKENS
-
-
-class DirectiveItem(WireModel):
-    """One edit: tokens `[start, end)` become `replacement`. The engine checks the span."""
-
-    start: Int64
-    end: Int64
-    replacement: Replacement = ""
-    mode: Annotated[Text, Field(max_length=32)] = "amortize"
-
-
-class DirectivesRequest(WireModel):
-    """Body of `POST /v1/directives`: a set that commits all or nothing."""
-
-    session_id: SessionId
-    directives: Annotated[list[DirectiveItem], Field(min_length=1, max_length=MAX_DIRECTIVES)]
-    cache_salt: Salt | None = None

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from leyline.errors import ModelNotFoundError
 from leyline.server.failures import quoted
 from leyline.server.settings import ServerConfig
 from leyline.server.worker import Worker
+
+_POLICY_THREADS = 16
+
+
+def _policy_threads() -> ThreadPoolExecutor:
+    """Threads for policies alone: a slow policy must not keep a shutdown from its thread."""
+    return ThreadPoolExecutor(_POLICY_THREADS, thread_name_prefix="leyline-policies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +31,13 @@ class Serving:
         worker: The engine's thread.
         config: The server's options.
         started: When the server was built, in whole seconds since 1970.
+        policies: Threads that policies run on.
     """
 
     worker: Worker
     config: ServerConfig
     started: int = field(default_factory=lambda: int(time.time()))
+    policies: ThreadPoolExecutor = field(default_factory=_policy_threads)
 
     @property
     def model_name(self) -> str:
@@ -43,6 +56,17 @@ class Serving:
                 f"{quoted(self.model_name)}.",
                 param="model",
             )
+
+    async def trimmed(
+        self, messages: Sequence[Mapping[str, Any]], context_management: Any
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
+        """What the engine's policies make of messages, and the edits they report.
+
+        They run beside the engine and the event loop: a policy may be anybody's code, and counts
+        tokens. Cancelling leaves it running, with nobody to look at what it returns.
+        """
+        trim, loop = self.worker.engine.trim, asyncio.get_running_loop()
+        return await loop.run_in_executor(self.policies, trim, messages, context_management)
 
 
 def new_id(prefix: str) -> str:

@@ -1,7 +1,8 @@
 """What the server needs of an engine, as types.
 
 `leyline.engine.Engine` has this surface, and so has the scripted engine of the tests. All of it
-is used from the worker's thread, `tokenizer`, `model_name` and `max_model_len` from anywhere.
+is used from the worker's thread, `trim`, `model_name` and `max_model_len` from anywhere. Seconds on
+the engine's clock are those of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,13 @@ from typing import Any, Protocol
 
 from leyline.batch import SamplingParams
 from leyline.directive import Directive
-from leyline.events import EngineEvent, SessionInfo
-
-
-class PlainEncoder(Protocol):
-    """The part of the tokenizer that directives need."""
-
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of `text`; the names of special tokens in it stay ordinary text."""
-        ...
+from leyline.events import EditPlan, EngineEvent, Found, Reverted, SessionInfo
+from leyline.marks import Mark
+from leyline.pointing import Change, MarkRequest
 
 
 class ServedEngine(Protocol):
     """An engine behind a `Worker`; see `leyline.engine.Engine` for what the methods promise."""
-
-    @property
-    def tokenizer(self) -> PlainEncoder:
-        """Turns text into ids."""
-        ...
 
     @property
     def model_name(self) -> str:
@@ -52,8 +42,10 @@ class ServedEngine(Protocol):
         *,
         session_id: str | None = None,
         salt: str = "",
+        edit_mode: str | None = None,
+        tentative: bool = False,
     ) -> int:
-        """Submit a conversation; the id of the request."""
+        """Submit a conversation; the id of the request. Without `edit_mode`, the engine's own."""
         ...
 
     def submit_prompt(
@@ -63,9 +55,32 @@ class ServedEngine(Protocol):
         ...
 
     def submit_directives(
-        self, session_id: str, directives: Sequence[Directive], *, salt: str = ""
+        self,
+        session_id: str,
+        changes: Sequence[Change | Directive],
+        *,
+        salt: str = "",
+        expected_version: int | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
         """Submit a set of edits; the id of the request."""
+        ...
+
+    def plan_directives(
+        self,
+        session_id: str,
+        changes: Sequence[Change | Directive],
+        *,
+        salt: str = "",
+        expected_version: int | None = None,
+    ) -> EditPlan:
+        """Say what a set of edits would do, and do nothing."""
+        ...
+
+    def trim(
+        self, messages: Sequence[Mapping[str, Any]], context_management: Any | None
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
+        """Shorten a conversation as its client or the server's own policies say; what was done."""
         ...
 
     def cancel(self, request_id: int) -> None:
@@ -82,4 +97,28 @@ class ServedEngine(Protocol):
 
     def delete_session(self, session_id: str, *, salt: str = "") -> None:
         """Forget a session."""
+        ...
+
+    def sessions_info(self, *, salt: str = "") -> list[SessionInfo]:
+        """Describe all sessions of a tenant; their tokens and texts may be left out."""
+        ...
+
+    def save_sessions(self) -> int:
+        """Write all sessions to the file that is configured for it; how many."""
+        ...
+
+    def revert(self, session_id: str, version: int | None, *, salt: str = "") -> Reverted:
+        """Go back to a kept version; None means the latest of them."""
+        ...
+
+    def mark(self, session_id: str, request: MarkRequest, *, salt: str = "") -> Mark:
+        """Promise something about a span of a session."""
+        ...
+
+    def unmark(self, session_id: str, mark_id: str, *, salt: str = "") -> None:
+        """Take a mark back."""
+        ...
+
+    def find_in_cache(self, what: str | Sequence[int], *, salt: str = "") -> Found:
+        """Say what in the cache depends on a text or on token ids."""
         ...

@@ -101,3 +101,21 @@ def test_one_slot_named_twice_has_two_owners() -> None:
     assert ledger.counts.tolist() == [3, 0]
     ledger.release(np.array([0, 0]))
     assert ledger.counts.tolist() == [1, 0]
+
+
+def test_free_slots_are_those_of_nobody() -> None:
+    ledger = Ledger(5)
+    ledger.alloc(5)
+    ledger.release(np.array([3, 0]))
+    assert ledger.free_slots.tolist() == [0, 3] and ledger.free_slots.dtype == np.int64
+
+
+def test_a_copy_counts_for_itself_and_calls_nobody() -> None:
+    freed: list[int] = []
+    ledger = Ledger(4, lambda slots: freed.extend(slots.tolist()))
+    slots = ledger.alloc(2)
+    assert slots is not None
+    twin = ledger.copy()
+    twin.release(slots)
+    assert twin.num_free == 4 and ledger.num_free == 2 and not freed
+    assert ledger.release(slots).tolist() == freed

@@ -141,3 +141,32 @@ def test_only_a_leaf_can_be_cut() -> None:
 def test_a_root_has_no_end_of_its_own() -> None:
     root = Node(None, False, (), NO_SLOTS, 0, 0, None)
     assert root.end == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_copy_is_the_same_tree_in_other_nodes(seed: int) -> None:
+    random, tree, reference = Random(seed), RadixTree(), Reference()
+    for now in range(12):
+        context = random_context(random)
+        slots = np.arange(100 * now, 100 * now + len(context))
+        new = [p for p in prefixes(context) if p not in reference]
+        tree.insert(context, slots, now)
+        reference |= {p: int(slots[len(p) - 1]) for p in new}
+    twin = tree.copy()
+    check(twin, reference)
+    assert not {id(node) for node in tree.nodes()} & {id(node) for node in twin.nodes()}
+    for ours, theirs in zip(tree.nodes(), twin.nodes(), strict=True):
+        assert ours.tokens is theirs.tokens and ours.last_used == theirs.last_used
+        assert ours.slots.tolist() == theirs.slots.tolist()
+    there = dict(reference)
+    while any(not node.children for node in tree.nodes()):
+        cut_some_leaf(random, tree, there)
+    check(twin, reference)
+
+
+def test_what_is_below_a_node() -> None:
+    tree = RadixTree()
+    for tokens in ([1, 2, 3], [1, 2, 4, 5], [1, 2, 4, 6], [7]):
+        tree.insert(Context.of(tokens), np.arange(len(tokens)), 0)
+    upper = tree.roots[b""].children[None, False, 1]
+    assert sorted(node.tokens for node in tree.below(upper)) == [(3,), (4,), (5,), (6,)]

@@ -32,7 +32,8 @@ class Answer:
         """The error of an answer that must be one, of the one shape."""
         assert set(self.json) == {"error"}, self.json
         error = self.json["error"]
-        assert set(error) == {"message", "type", "param", "code"}
+        details = {"version"} if self.status == 412 else set()
+        assert set(error) == {"message", "type", "param", "code"} | details
         assert isinstance(error["message"], str) and error["message"]
         assert isinstance(error["type"], str) and isinstance(error["code"], str)
         return error
@@ -127,7 +128,7 @@ class Client:
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",
-            "headers": [(k.encode(), v.encode()) for k, v in sent.items()],
+            "headers": [(k.lower().encode(), v.encode()) for k, v in sent.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8000),
             "state": {},
@@ -142,6 +143,11 @@ class Client:
 
     async def delete(self, path: str) -> Answer:
         return await self.open("DELETE", path).finish()
+
+    async def edit(self, *directives: dict[str, Any], **fields: Any) -> Answer:
+        """Edit the session "s1"."""
+        body = {"session_id": "s1", "directives": list(directives), **fields}
+        return await self.post("/v1/directives", body)
 
     async def chat(self, content: Any = "hi", **fields: Any) -> Answer:
         return await self.post("/v1/chat/completions", chat_body(content, **fields))

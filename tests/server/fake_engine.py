@@ -8,38 +8,47 @@ nothing it reports about them means anything.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from leyline.batch import SamplingParams
-from leyline.directive import Directive, Receipt, checked
+from leyline.directive import Directive, Mode, Receipt, checked
 from leyline.errors import (
     CancelledError,
+    ConfigError,
     ContextLengthError,
+    DirectiveError,
+    IdempotencyError,
     LeylineError,
+    MarkNotFoundError,
+    QuotaError,
+    RequestPendingError,
     SessionBusyError,
     SessionNotFoundError,
+    VersionConflictError,
+    VersionNotFoundError,
 )
 from leyline.events import (
     Completion,
     Delta,
+    EditPlan,
     EditResult,
     EngineEvent,
     Failure,
+    Found,
+    Purged,
+    Reverted,
     SessionInfo,
     Usage,
 )
+from leyline.marks import Mark, MessageSpan
+from leyline.pointing import Change, MarkRequest, Target
+from leyline.trimming import apply_policies, from_wire
 
 VOCAB_SIZE = 0x110000
 PAUSE_SECONDS = 0.001
-
-
-class CharacterTokenizer:
-    vocab_size = VOCAB_SIZE
-
-    def encode_plain(self, text: str) -> list[int]:
-        return [ord(character) for character in text]
 
 
 @dataclass
@@ -48,6 +57,15 @@ class FakeSession:
     version: int = 1
     spliced: int = 0
     busy: bool = False
+    salt: str = ""
+    messages: list[MessageSpan] = field(default_factory=list)
+    old: dict[int, str] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    results: dict[str, tuple[Any, EditResult | None]] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Literal["exact", "spliced"]:
+        return "spliced" if self.spliced else "exact"
 
 
 @dataclass
@@ -59,6 +77,7 @@ class Generation:
     reply: str
     finish: str
     session_id: str | None
+    salt: str = ""
     said: int = 0
 
 
@@ -67,6 +86,9 @@ class Edit:
     request_id: int
     session_id: str
     directives: tuple[Directive, ...]
+    salt: str = ""
+    purges: bool = False
+    key: str | None = None
 
 
 @dataclass
@@ -81,15 +103,22 @@ class FakeEngine:
     gated: bool = False
     max_model_len: int = 4096
     degraded: bool = False
+    edited_history: bool = False
     model_name: str = "fake-model"
-    tokenizer: CharacterTokenizer = field(default_factory=CharacterTokenizer)
     fault: BaseException | None = None
     failures: dict[int, LeylineError] = field(default_factory=dict)
     open: dict[int, Generation | Edit] = field(default_factory=dict)
     sessions: dict[str, FakeSession] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)
     seen: list[tuple[str, Any, Any]] = field(default_factory=list)
+    turns: list[tuple[str | None, str | None]] = field(default_factory=list)
     largest_batch: int = 0
+    max_sessions: int = 99
+    measured: bool = True
+    max_marks: int = 3
+    sessions_file: bool = False
+    policy: Callable[[], None] | None = None
+    planning: Callable[[], None] | None = None
     _pending: list[EngineEvent] = field(default_factory=list)
     _permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _last_id: int = 0
@@ -113,11 +142,21 @@ class FakeEngine:
         *,
         session_id: str | None = None,
         salt: str = "",
+        edit_mode: str | None = None,
+        tentative: bool = False,
     ) -> int:
         self.seen.append(("chat", list(messages), (params, salt)))
+        self.turns.append((session_id, edit_mode))
         prompt = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        self._begin_turn(session_id, prompt)
-        return self._generate(prompt, params, session_id)
+        self._begin_turn(session_id, salt, prompt)
+        return self._generate(prompt, params, session_id, salt)
+
+    def trim(
+        self, messages: Sequence[Mapping[str, Any]], context_management: Any | None
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
+        if self.policy is not None:
+            self.policy()
+        return apply_policies(messages, from_wire(context_management), _count)
 
     def submit_prompt(
         self, prompt: str | Sequence[int], params: SamplingParams, *, salt: str = ""
@@ -127,13 +166,45 @@ class FakeEngine:
         return self._generate(text, params, None)
 
     def submit_directives(
-        self, session_id: str, directives: Sequence[Directive], *, salt: str = ""
+        self,
+        session_id: str,
+        changes: Sequence[Change | Directive],
+        *,
+        salt: str = "",
+        expected_version: int | None = None,
+        idempotency_key: str | None = None,
     ) -> int:
-        session = self._session(salt + session_id)
-        edits = checked(directives, len(session.text), vocab_size=VOCAB_SIZE)
+        session = self._session(salt, session_id)
         request_id = self._next_id()
-        self.open[request_id] = Edit(request_id, salt + session_id, edits)
+        if idempotency_key is not None and idempotency_key in session.results:
+            self._pending.append(self._repeat(request_id, session, idempotency_key, changes))
+            return request_id
+        directives = self._compiled(session, changes, salt, expected_version)
+        purges = any(isinstance(each, Change) and each.scope == "cache" for each in changes)
+        self.open[request_id] = Edit(
+            request_id, session_id, directives, salt, purges, idempotency_key
+        )
+        if idempotency_key is not None:
+            session.results[idempotency_key] = (changes, None)
         return request_id
+
+    def plan_directives(
+        self,
+        session_id: str,
+        changes: Sequence[Change | Directive],
+        *,
+        salt: str = "",
+        expected_version: int | None = None,
+    ) -> EditPlan:
+        if self.planning is not None:
+            self.planning()
+        session = self._session(salt, session_id)
+        directives = self._compiled(session, changes, salt, expected_version)
+        before = len(session.text)
+        after = before + sum(directive.delta for directive in directives)
+        receipts = tuple(_receipt(directive, before) for directive in directives)
+        times = (1.23456, 7.0) if self.measured else (None, None)
+        return EditPlan(session_id, session.version, before, after, receipts, *times)
 
     def cancel(self, request_id: int) -> None:
         request = self.open.pop(request_id, None)
@@ -154,7 +225,7 @@ class FakeEngine:
         return events
 
     def session_info(self, session_id: str, *, salt: str = "") -> SessionInfo:
-        session = self._session(salt + session_id)
+        session = self._session(salt, session_id)
         length = len(session.text)
         return SessionInfo(
             session_id=session_id,
@@ -164,11 +235,67 @@ class FakeEngine:
             token_ids=tuple(map(ord, session.text)),
             text=session.text,
             busy=session.busy,
+            state=session.state,
+            versions=tuple((number, len(text), True) for number, text in session.old.items()),
+            marks=tuple(session.marks),
+            messages=tuple(session.messages),
         )
 
+    def sessions_info(self, *, salt: str = "") -> list[SessionInfo]:
+        names = [name for name, session in self.sessions.items() if session.salt == salt]
+        return [self.session_info(name.removeprefix(salt), salt=salt) for name in names]
+
     def delete_session(self, session_id: str, *, salt: str = "") -> None:
-        self._session(salt + session_id)
+        self._session(salt, session_id)
         del self.sessions[salt + session_id]
+
+    def save_sessions(self) -> int:
+        if not self.sessions_file:
+            raise ConfigError("There is no file to save sessions to.", param="sessions_file")
+        return len(self.sessions)
+
+    def revert(self, session_id: str, version: int | None, *, salt: str = "") -> Reverted:
+        session = self._session(salt, session_id)
+        restored = max(session.old, default=0) if version is None else version
+        if restored not in session.old:
+            raise VersionNotFoundError("No such version is kept.", param="version")
+        before, session.text = len(session.text), session.old[restored]
+        session.version += 1
+        after = len(session.text)
+        return Reverted(session_id, session.version, restored, before, after, after, 0, "exact")
+
+    def mark(self, session_id: str, request: MarkRequest, *, salt: str = "") -> Mark:
+        session = self._session(salt, session_id)
+        if len(session.marks) == self.max_marks:
+            raise QuotaError("No more marks for this tenant.")
+        start, end = (0, 0) if request.target is None else self._place(session, request.target)
+        until = None if request.ttl_s is None else time.monotonic() + request.ttl_s
+        mark = Mark(
+            f"m{len(session.marks)}",
+            request.verb,
+            start,
+            end,
+            until,
+            request.turns,
+            _ids(request.replacement),
+            Mode(request.mode),
+            request.of,
+        )
+        session.marks.append(mark)
+        return mark
+
+    def unmark(self, session_id: str, mark_id: str, *, salt: str = "") -> None:
+        session = self._session(salt, session_id)
+        kept = [mark for mark in session.marks if mark.mark_id != mark_id]
+        if len(kept) == len(session.marks):
+            raise MarkNotFoundError("There is no such mark.", param="mark_id")
+        session.marks = kept
+
+    def find_in_cache(self, what: str | Sequence[int], *, salt: str = "") -> Found:
+        text = "".join(map(_character, _ids(what)))
+        held = [info for info in self.sessions_info(salt=salt) if text in info.text]
+        rows = sum(len(info.text) - info.text.index(text) for info in held)
+        return Found(rows, tuple(info.session_id for info in held))
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -176,24 +303,99 @@ class FakeEngine:
         self._last_id += 1
         return self._last_id
 
-    def _session(self, session_id: str) -> FakeSession:
-        if session_id not in self.sessions:
+    def _session(self, salt: str, session_id: str) -> FakeSession:
+        session = self.sessions.get(salt + session_id)
+        if session is None or session.salt != salt:
             raise SessionNotFoundError(f"There is no session {session_id!r}.", param="session_id")
-        return self.sessions[session_id]
+        return session
 
-    def _begin_turn(self, session_id: str | None, prompt: str) -> None:
+    def _begin_turn(self, session_id: str | None, salt: str, prompt: str) -> None:
         if session_id is None:
             return
-        session = self.sessions.setdefault(session_id, FakeSession(prompt, version=0))
+        if salt + session_id not in self.sessions:
+            if len(self.sessions) >= self.max_sessions:
+                raise QuotaError("There are too many sessions.")
+            self.sessions[salt + session_id] = FakeSession(prompt, version=0, salt=salt)
+        session = self.sessions[salt + session_id]
         if session.busy:
             raise SessionBusyError("The session is in the middle of a turn.", param="session_id")
         session.busy = True
 
     def _end_turn(self, request: Generation | Edit) -> None:
-        if isinstance(request, Generation) and request.session_id in self.sessions:
-            self.sessions[request.session_id].busy = False
+        if request.session_id is None:
+            return
+        session = self.sessions.get(request.salt + request.session_id)
+        if isinstance(request, Generation) and session is not None:
+            session.busy = False
+        if isinstance(request, Edit) and session is not None and request.key is not None:
+            del session.results[request.key]
 
-    def _generate(self, prompt: str, params: SamplingParams, session_id: str | None) -> int:
+    def _compiled(
+        self,
+        session: FakeSession,
+        changes: Sequence[Change | Directive],
+        salt: str,
+        expected_version: int | None,
+    ) -> tuple[Directive, ...]:
+        if session.busy:
+            raise SessionBusyError("The session is in the middle of a turn.", param="session_id")
+        if expected_version not in (None, session.version):
+            raise VersionConflictError(
+                "The session was edited since.", details={"version": session.version}
+            )
+        directives = [self._directive(session, change, salt) for change in changes]
+        return checked(directives, len(session.text), vocab_size=VOCAB_SIZE)
+
+    def _directive(self, session: FakeSession, change: Change | Directive, salt: str) -> Directive:
+        if isinstance(change, Directive):
+            return change
+        ids = _ids(change.replacement)
+        if change.source is not None:
+            session_id, target = change.source
+            source = self._session(salt, session_id)
+            start, end = self._place(source, target)
+            ids = tuple(map(ord, source.text[start:end]))
+        return Directive(*self._place(session, change.target), ids, Mode(change.mode))
+
+    def _place(self, session: FakeSession, target: Target) -> tuple[int, int]:
+        if target.start is not None and target.end is not None:
+            return target.start, target.end
+        start, end = 0, len(session.text)
+        for index, message in enumerate(session.messages):
+            named = target.message in (index, index - len(session.messages))
+            if named or target.tool_call_id == message.tool_call_id is not None:
+                start, end = message.start, message.end
+        if target.match is not None:
+            found = session.text.count(target.match, start, end)
+            if found != 1:
+                raise DirectiveError(f"The text stands there {found} times.", param="match")
+            start = session.text.index(target.match, start, end)
+            end = start + len(target.match)
+        return start, end
+
+    def _repeat(
+        self, request_id: int, session: FakeSession, key: str, changes: Sequence[Change | Directive]
+    ) -> EngineEvent:
+        asked, result = session.results[key]
+        if asked != changes:
+            raise IdempotencyError("The key was used for other directives.")
+        if result is None:
+            raise RequestPendingError("The first request is still under way.")
+        return EditResult(
+            request_id,
+            result.session_id,
+            result.version,
+            result.length_before,
+            result.length_after,
+            result.receipts,
+            result.elapsed_ms,
+            result.state,
+            result.purged,
+        )
+
+    def _generate(
+        self, prompt: str, params: SamplingParams, session_id: str | None, salt: str = ""
+    ) -> int:
         if len(prompt) >= self.max_model_len:
             raise ContextLengthError(
                 f"The prompt has {len(prompt)} tokens; the maximum context length is "
@@ -206,7 +408,7 @@ class FakeEngine:
         if len(reply) > limit:
             reply, finish = reply[:limit], "length"
         request_id = self._next_id()
-        self.open[request_id] = Generation(request_id, prompt, reply, finish, session_id)
+        self.open[request_id] = Generation(request_id, prompt, reply, finish, session_id, salt)
         return request_id
 
     def _advance(self, request: Generation | Edit) -> list[EngineEvent]:
@@ -227,12 +429,15 @@ class FakeEngine:
         return events
 
     def _complete(self, request: Generation) -> Completion:
-        version, spliced = None, 0
+        version, spliced, state, receipts = None, 0, "exact", ()
         if request.session_id is not None:
-            session = self.sessions[request.session_id]
+            session = self.sessions[request.salt + request.session_id]
+            if self.edited_history:
+                at = len(request.prompt) - 1
+                receipts = (_receipt(Directive(at, at), len(request.prompt)),)
             session.version += 1
             session.text = request.prompt + request.reply
-            version, spliced = session.version, session.spliced
+            version, spliced, state = session.version, session.spliced, session.state
         self._end_turn(request)
         return Completion(
             request_id=request.request_id,
@@ -240,28 +445,57 @@ class FakeEngine:
             token_ids=tuple(map(ord, request.reply)),
             finish_reason="stop" if request.finish == "stop" else "length",
             usage=Usage(
-                len(request.prompt), len(request.reply), 2 + spliced, spliced, self.degraded
+                len(request.prompt),
+                len(request.reply),
+                2 + spliced,
+                spliced,
+                self.degraded,
+                state,
+                7 if receipts else None,
             ),
             session_id=request.session_id,
             version=version,
+            receipts=receipts,
         )
 
     def _edit(self, edit: Edit) -> list[EngineEvent]:
         del self.open[edit.request_id]
-        session = self.sessions[edit.session_id]
+        session = self.sessions[edit.salt + edit.session_id]
+        session.old[session.version] = session.text
         before = len(session.text)
         for directive in reversed(edit.directives):
-            new = "".join(map(chr, directive.replacement))
+            new = "".join(map(_character, directive.replacement))
             session.text = session.text[: directive.start] + new + session.text[directive.end :]
         session.version += 1
         session.spliced += 1
         receipts = tuple(_receipt(directive, before) for directive in edit.directives)
-        after = len(session.text)
-        return [
-            EditResult(
-                edit.request_id, edit.session_id, session.version, before, after, receipts, 1.25
-            )
-        ]
+        result = EditResult(
+            edit.request_id,
+            edit.session_id,
+            session.version,
+            before,
+            len(session.text),
+            receipts,
+            1.25,
+            session.state,
+            Purged(5, 4, 1, 2, ("s2",), ("s3",)) if edit.purges else None,
+        )
+        if edit.key is not None:
+            session.results[edit.key] = (session.results[edit.key][0], result)
+        return [result]
+
+
+def _count(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(len(message["content"]) for message in messages)
+
+
+def _ids(replacement: str | Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(ord, replacement)) if isinstance(replacement, str) else tuple(replacement)
+
+
+def _character(token: int) -> str:
+    """A token's text; ids that are none of the vocabulary's stand nowhere."""
+    return chr(token) if token < VOCAB_SIZE else "?"
 
 
 def _receipt(directive: Directive, length: int) -> Receipt:

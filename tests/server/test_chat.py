@@ -9,7 +9,7 @@ from leyline.server import ServerConfig
 
 from .client import chat_body
 from .conftest import Connect
-from .fake_engine import FakeEngine
+from .fake_engine import FakeEngine, FakeSession
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,11 @@ async def test_a_whole_answer(connect: Connect) -> None:
         "prompt_tokens": 12,
         "completion_tokens": 22,
         "total_tokens": 34,
-        "prompt_tokens_details": {"cached_tokens": 2, "spliced_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": 2,
+            "spliced_tokens": 0,
+            "recomputed_tokens": 10,
+        },
     }
 
 
@@ -107,6 +111,37 @@ async def test_a_session_is_named_in_the_answer(connect: Connect) -> None:
     with_session = [chunk for chunk in chunks if "session" in chunk]
     assert [chunk["session"] for chunk in with_session] == [{"id": "s1", "version": 2}]
     assert with_session[0]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_only_a_session_has_a_state(connect: Connect) -> None:
+    client = connect(FakeEngine(sessions={"s1": FakeSession("0123", spliced=1)}))
+    assert (await client.chat(session_id="s1")).json["usage"]["state"] == "spliced"
+    assert (await client.chat(session_id="s2")).json["usage"]["state"] == "exact"
+    assert "state" not in (await client.chat()).json["usage"]
+
+
+async def test_an_edited_history_says_where_it_differs_and_what_became_of_it(
+    connect: Connect,
+) -> None:
+    client = connect(FakeEngine(edited_history=True))
+    whole = (await client.chat(session_id="s1")).json
+    assert whole["usage"]["prompt_tokens_details"]["first_difference"] == 7
+    (receipt,) = whole["session"]["receipts"]
+    assert receipt["mode"] == "amortize" and receipt["kept"] == 1
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last, counts = (await client.chat(session_id="s1", **options)).chunks
+    assert last["session"]["receipts"] == [receipt]
+    assert counts["usage"]["prompt_tokens_details"]["first_difference"] == 7
+
+
+@pytest.mark.parametrize("mode", ["forget", "amortize", "heal", None])
+async def test_the_mode_for_edited_histories_reaches_the_engine(
+    connect: Connect, mode: str | None
+) -> None:
+    client = connect()
+    assert (await client.chat(session_id="s1", edit_mode=mode)).status == 200
+    assert (await client.chat(session_id="s1")).status == 200
+    assert client.engine.turns == [("s1", mode), ("s1", None)]
 
 
 async def test_a_lost_splice_is_reported(connect: Connect) -> None:
@@ -209,6 +244,19 @@ async def test_absent_null_and_empty_content_beside_tool_calls_render_alike(
     first, *others = [messages for _, messages, _ in client.engine.seen]
     assert first[0]["tool_calls"] == calls and first[1]["tool_call_id"] == "c1"
     assert all(messages == first for messages in others)
+
+
+async def test_reasoning_that_is_text_reaches_the_template_and_no_other(connect: Connect) -> None:
+    client = connect()
+    for given, seen in [
+        ({"reasoning_content": "hm"}, {"reasoning_content": "hm"}),
+        ({"reasoning": "hm"}, {"reasoning": "hm"}),
+        ({"reasoning_content": "", "reasoning": None}, {}),
+        ({"reasoning": {"summary": []}, "reasoning_content": [1], "reasoning_details": []}, {}),
+    ]:
+        message = {"role": "assistant", "content": "x"}
+        assert (await client.post(CHAT, {"messages": [message | given]})).status == 200
+        assert client.engine.seen[-1][1] == [message | seen]
 
 
 async def test_our_own_answer_is_accepted_back(connect: Connect) -> None:

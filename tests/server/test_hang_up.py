@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -124,3 +125,101 @@ async def test_a_thousand_ordinary_requests_leave_nothing_behind(connect: Connec
     assert await client.open_requests() == 0
     assert client.engine.cancelled == []
     assert client.worker._subscribers == {}
+
+
+async def entering(client: Client, inside: threading.Event) -> None:
+    """Wait until the engine's thread is inside something."""
+    while not inside.is_set():
+        await asyncio.sleep(0)
+
+
+async def test_while_a_directive_waits_its_turn_it_is_never_submitted(connect: Connect) -> None:
+    client = gated(connect)
+    release = threading.Event()
+    blocker = asyncio.ensure_future(client.worker.call(release.wait))
+    exchange = client.open("POST", DIRECTIVES, EDIT | {"idempotency_key": "k"})
+    await exchange.hang_up()
+    release.set()
+    await blocker
+    client.engine.allow(9)
+    assert await client.open_requests() == 0
+    session = client.engine.sessions["s1"]
+    assert session.text == "0123" and session.results == {}
+
+
+async def test_an_abandoned_directive_frees_its_key_and_a_retry_does_it_once(
+    connect: Connect,
+) -> None:
+    client = gated(connect)
+    body = EDIT | {"idempotency_key": "k"}
+    exchange = client.open("POST", DIRECTIVES, body)
+    await submitted(client)
+    await vanish(client, exchange)
+    assert client.engine.sessions["s1"].text == "0123"
+    client.engine.allow(99)
+    for _ in range(2):
+        answer = await client.post(DIRECTIVES, body)
+        assert answer.status == 200 and answer.json["version"] == 2
+    assert client.engine.sessions["s1"].text == "123"
+
+
+async def test_a_directive_that_was_done_before_the_hang_up_stays_done(connect: Connect) -> None:
+    client = gated(connect)
+    body = EDIT | {"idempotency_key": "k"}
+    exchange = client.open("POST", DIRECTIVES, body)
+    await submitted(client)
+    client.engine.allow(1)
+    while await client.open_requests():
+        pass
+    await exchange.hang_up()
+    assert client.engine.sessions["s1"].text == "123" and client.engine.cancelled == []
+    client.engine.allow(9)
+    assert (await client.post(DIRECTIVES, body)).json["version"] == 2
+    assert client.engine.sessions["s1"].text == "123"
+
+
+async def test_during_a_dry_run(connect: Connect) -> None:
+    client = gated(connect)
+    inside, release = threading.Event(), threading.Event()
+
+    def plan_slowly() -> None:
+        inside.set()
+        release.wait()
+
+    client.engine.planning = plan_slowly
+    exchange = client.open("POST", DIRECTIVES, EDIT | {"dry_run": True})
+    await entering(client, inside)
+    await exchange.hang_up()
+    release.set()
+    assert await client.open_requests() == 0
+    assert client.engine.sessions["s1"] == FakeSession("0123")
+    client.engine.planning = None
+    assert (await client.post(DIRECTIVES, EDIT | {"dry_run": True})).status == 200
+
+
+async def test_a_dry_run_nobody_waits_for_is_not_made(connect: Connect) -> None:
+    client = gated(connect)
+    client.engine.planning = lambda: pytest.fail("planned for nobody")
+    release = threading.Event()
+    blocker = asyncio.ensure_future(client.worker.call(release.wait))
+    exchange = client.open("POST", DIRECTIVES, EDIT | {"dry_run": True})
+    await exchange.hang_up()
+    release.set()
+    await blocker
+    assert await client.open_requests() == 0
+
+
+@pytest.mark.parametrize("moment", range(12))
+async def test_at_every_await_of_a_directive_it_is_done_or_not_done(
+    connect: Connect, moment: int
+) -> None:
+    client = connect(FakeEngine(sessions={"s1": FakeSession("0123")}))
+    exchange = client.open("POST", DIRECTIVES, EDIT | {"idempotency_key": "k"})
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    await exchange.hang_up()
+    assert await client.open_requests() == 0
+    session = client.engine.sessions["s1"]
+    assert (session.text, session.version) in [("0123", 1), ("123", 2)]
+    assert (await client.post(DIRECTIVES, EDIT | {"idempotency_key": "k"})).status == 200
+    assert (session.text, session.version) == ("123", 2)

@@ -24,7 +24,7 @@ NEXT = {"role": "user", "content": "and then?"}
 
 @pytest.fixture
 def engine(tiny_folder: Folder) -> Iterator[Engine]:
-    with tiny_engine(tiny_folder("v2_yarn")) as engine:
+    with tiny_engine(tiny_folder("v2_yarn"), keep_versions=0) as engine:
         yield engine
 
 

@@ -1,0 +1,232 @@
+"""Where requests come in: prompts, turns of conversations, and edits of their contexts.
+
+A request is validated completely before anything is queued or changed; what it does then is the
+loop's business.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from leyline.batch import SamplingParams
+from leyline.config import EngineConfig
+from leyline.context import Context
+from leyline.directive import Directive, Mode
+from leyline.door import named_mode
+from leyline.editing import listed
+from leyline.errors import InvalidRequestError, SessionBusyError
+from leyline.events import EditResult
+from leyline.job import Asked, Job
+from leyline.loop import Loop
+from leyline.pointing import Change
+from leyline.reply import Reply
+from leyline.sequence import EditRequest, View
+from leyline.sequence import Sequence as Work
+from leyline.session import Session
+from leyline.target import check_whole
+from leyline.turn import Messages, Turn, Turns
+
+
+class Desk(Loop):
+    """Takes requests for the loop; see `Loop` for the attributes and errors."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._turns = Turns(self.tokenizer, config.min_run, config.protect_first)
+        self._seeds = random.Random(config.seed)
+
+    def submit_prompt(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, salt: str = ""
+    ) -> int:
+        """Queue the continuation of a text or of token ids [T]; returns the request's id.
+
+        Raises:
+            InvalidRequestError: If the prompt is empty or holds ids outside the vocabulary.
+            ContextLengthError: If it leaves no room for an answer.
+        """
+        _check_params(params)
+        context = Context.of(self._door.prompt(prompt), self._door.root(salt))
+        return self._submit_turn(next(self._ids), context, params)
+
+    def submit_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        salt: str = "",
+        edit_mode: str | None = None,
+        tentative: bool = False,
+    ) -> int:
+        """Queue the next turn of a conversation; returns the request's id.
+
+        With a session the messages are the client's full history, as always. If they extend what
+        the client was told, or what the context says, the turn goes on from the session's
+        context; else the difference is an edit in `edit_mode`, by default the engine's.
+
+        A session may be a guess: agents send one key with all that they ask for, the title of a
+        conversation included. With `tentative`, a history that has little in common with the
+        session's is answered without it.
+
+        Raises:
+            InvalidRequestError: If the messages do not render, or leave nothing to answer.
+            DirectiveError: If there is no such mode.
+            ContextLengthError: If there is no room for an answer.
+            SessionBusyError: If the session is in the middle of a turn or an edit.
+        """
+        _check_params(params)
+        root = self._door.root(salt)
+        if session_id is not None:
+            self._door.name(session_id, "session_id")
+        mode = named_mode(self.config.edit_mode if edit_mode is None else edit_mode)
+        self.sessions.expire(time.monotonic())
+        session = self.sessions.find(session_id, root) if session_id is not None else None
+        start = partial(self._chat, messages, params, session_id, root, mode, tentative)
+        if session is not None and self._fires(session):
+            return self._defer(session, start)
+        return start(next(self._ids))
+
+    def _chat(
+        self,
+        messages: Messages,
+        params: SamplingParams,
+        session_id: str | None,
+        root: bytes,
+        mode: Mode,
+        tentative: bool,
+        request_id: int,
+    ) -> int:
+        """Queue a turn under an id that it has already."""
+        session = self._idle_session(session_id, root) if session_id is not None else None
+        if session is None or not len(session.context):
+            turn = self._turns.fresh(messages, root)
+        else:
+            turn = self._turns.following(session, messages, mode)
+            if tentative and turn.unrelated(len(session.context)):
+                session_id, session, turn = None, None, self._turns.fresh(messages, root)
+        self._door.room(turn.after)
+        if session_id is not None and session is None:
+            session = self.sessions.create(session_id, root, time.monotonic())
+        return self._submit_turn(request_id, turn.context, params, turn, session)
+
+    def submit_directives(
+        self,
+        session_id: str,
+        changes: Sequence[Change | Directive],
+        *,
+        salt: str = "",
+        expected_version: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> int:
+        """Queue a set of edits of a session's context; returns the request's id.
+
+        An idle session is edited at once, a busy one between two of its steps, behind the edits
+        that wait already. Positions are those of the context as all earlier edits leave it.
+
+        Args:
+            session_id: The session.
+            changes: The set: all of it is carried out, or none.
+            salt: The tenant's or request's cache salt.
+            expected_version: Refuse the set if the session was edited since this version.
+            idempotency_key: A repeat with this key gets the first one's result, and edits nothing.
+
+        Raises:
+            SessionNotFoundError: If there is no such session.
+            DirectiveError: If the set does not fit the context; nothing has changed.
+            ContextLengthError: If the context would outgrow the window.
+            InvalidRequestError: If an argument is not what it should be.
+            VersionConflictError: If the session has another version than expected.
+            IdempotencyError: If the key came with another request before.
+            RequestPendingError: If the first request with this key is still under way.
+        """
+        changes = listed(changes)
+        check_whole(expected_version, "expected_version", 0)
+        asked = (changes, expected_version)
+        self.sessions.expire(time.monotonic())
+        session = self._session(session_id, salt)
+        if idempotency_key is not None:
+            key = self._door.name(idempotency_key, "idempotency_key")
+            answer = session.answers.earlier(key, asked)
+            if answer is not None:
+                return self._again(answer)
+        draft = self._editor.draft(session, self._job(session), changes, expected_version)
+        if idempotency_key is not None:
+            session.answers.ask(idempotency_key, asked)
+        return self._edit(session, draft, Asked(time.perf_counter(), idempotency_key, draft.reach))
+
+    def _session(self, session_id: str, salt: str) -> Session:
+        """The session of that name.
+
+        Raises:
+            InvalidRequestError: If the name or the salt is no text.
+            SessionNotFoundError: If there is no such session.
+        """
+        return self.sessions.get(self._door.name(session_id, "session_id"), self._door.root(salt))
+
+    def _submit_turn(
+        self,
+        request_id: int,
+        context: Context,
+        params: SamplingParams,
+        turn: Turn | None = None,
+        session: Session | None = None,
+    ) -> int:
+        """Queue a turn."""
+        after = turn.after if turn else context
+        room = self._door.room(after)
+        if params.seed is None:
+            params = replace(params, seed=self._seeds.getrandbits(63))
+        work = Work(
+            sequence_id=request_id,
+            view=View(context),
+            sampling=params,
+            max_tokens=min(params.max_tokens or room, room),
+            stop_ids=frozenset() if params.ignore_eos else self.tokenizer.stop_ids,
+            computed=session.known(context) if session else 0,
+        )
+        reply = Reply(self.tokenizer.stream(), params.stop)
+        job = Job(work, session, reply, turn, reply_start=len(after))
+        if session is not None and turn is not None and turn.directives:
+            self._take_over(job, session, turn)
+        return self._start(job).request_id
+
+    def _take_over(self, job: Job, session: Session, turn: Turn) -> None:
+        """Have a turn carry out what its client changed in the history."""
+        job.keep = self.sessions.affords_version(session, turn.directives[0].start, len(turn.after))
+        if turn.carried:
+            request = EditRequest(
+                next(self._ids), turn.directives, append=turn.append, own=True, keep=job.keep
+            )
+            job.work.edits.append(request)
+            job.requests[request.request_id] = request
+
+    def _again(self, answer: EditResult) -> int:
+        """Tell an earlier result once more."""
+        request_id = next(self._ids)
+        self._outbox.append(replace(answer, request_id=request_id))
+        return request_id
+
+    def _idle_session(self, session_id: str, root: bytes) -> Session | None:
+        """The session of that name if there is one; a busy one is an error."""
+        session = self.sessions.find(session_id, root)
+        if session is not None and (session.busy or session in self._deferred):
+            raise SessionBusyError(
+                f"Session {session_id!r} is in the middle of a turn or an edit; send the request "
+                "again when it has ended.",
+                param="session_id",
+            )
+        return session
+
+
+def _check_params(params: Any) -> None:
+    """Refuse sampling parameters that have not been through the checks of their own type."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(
+            f"Sampling parameters are a SamplingParams, not {type(params).__name__}.",
+            param="params",
+        )
