@@ -25,7 +25,20 @@ class EngineConfig:
         ConfigError: If a value is out of range.
     """
 
-    model: str = option("", "Folder of the model; empty serves the embedded SmolLM2-135M-Instruct.")
+    model: str = option(
+        "",
+        "Folder of the model, or its id on the hub, such as deepseek-ai/DeepSeek-V2-Lite; empty "
+        "serves the embedded SmolLM2-135M-Instruct.",
+    )
+    revision: str = option(
+        "", "Branch, tag or commit of a model on the hub; empty takes the main branch."
+    )
+    download_dir: str = option(
+        "", "Folder that models are downloaded to; the default is the hub library's cache."
+    )
+    check_weights: bool = option(
+        False, "Refuse weights that are not finite; reads every tensor once more."
+    )
     dtype: str = option(
         "auto", "Dtype of weights and latents; auto takes the model's.", choices=DTYPES
     )

@@ -91,10 +91,10 @@ def diagnose(config: EngineConfig, preset: str = "") -> Diagnosis:
     """
     subject = _subject(config, preset)
     shape = ModelConfig.from_dict(subject.data)
-    device = parts._device(config.device)
+    device = parts.device_of(config.device)
     dtype = _run_dtype(config, subject, shape)
     weight_bytes = num_parameters(shape) * dtype.itemsize
-    free_bytes = parts._memory_bytes(device)
+    free_bytes = parts.memory_bytes(device)
     text = _text(subject)
     cache = _cache(config, shape, dtype, free_bytes - weight_bytes)
     diagnosis = Diagnosis(
@@ -136,9 +136,9 @@ def _subject(config: EngineConfig, preset: str) -> Subject:
         if not folder.is_dir():
             return Subject(parts.EMBEDDED_NAME, mla_config_of(SMOLLM2, "bfloat16"))
         return _folder_subject(parts.EMBEDDED_NAME, folder)
-    named = ("revision", "download_dir")
-    where = {name: getattr(config, name) for name in named if hasattr(config, name)}
-    folder = hub.find_model(config.model, **where, progress=config.progress, weights=False)
+    folder = hub.find_model(
+        config.model, config.revision, config.download_dir, config.progress, weights=False
+    )
     return _folder_subject(hub.model_name(config.model), folder)
 
 
@@ -216,7 +216,7 @@ def _cache(
     sizes = shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, dtype
     rows = {name: row_bytes(*sizes, getattr(torch, name)) for name in ("bfloat16", "float32")}
     row = rows[config.kv_rope_dtype]
-    usual = parts.DEFAULT_CONTEXTS * parts._max_len(config, shape)
+    usual = parts.DEFAULT_CONTEXTS * parts.max_len(config, shape)
     affordable = max(0, int(parts.MEMORY_SHARE * free_bytes)) // row
     return {
         "dtype": str(dtype).removeprefix("torch."),
@@ -350,8 +350,7 @@ def _disk_warnings(config: EngineConfig, subject: Subject, diagnosis: Diagnosis)
     if hub.local_folder(config.model) is not None and subject.folder is not None:
         return ["The folder does not hold all files of the weights."]
     needed = subject.stored_bytes or diagnosis.weights["bytes"]
-    named = getattr(config, "download_dir", "") or constants.HF_HUB_CACHE
-    cache = _existing(Path(named).expanduser())
+    cache = _existing(Path(config.download_dir or constants.HF_HUB_CACHE).expanduser())
     free = shutil.disk_usage(cache).free
     if needed < free:
         return []

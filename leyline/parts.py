@@ -72,11 +72,11 @@ def load(
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    device = _device(config.device)
+    device = device_of(config.device)
     folder = model_folder(config)
     tokenizer = Tokenizer.load(folder)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = load_model(folder, dtype, device, config.progress)
+    model = load_model(folder, dtype, device, config.progress, check_weights=config.check_weights)
     cache = _cache(config, model, device)
     num_tokens = min(tokenizer.vocab_size, model.config.vocab_size)
     prefix = PrefixCache(Ledger(cache.ckv.shape[1]), DEFAULT.evict, pinned)
@@ -86,7 +86,7 @@ def load(
         max_sequences=config.max_num_seqs,
         keepers=keepers,
     )
-    max_model_len = min(_max_len(config, model.config), prefix.ledger.num_slots)
+    max_model_len = min(max_len(config, model.config), prefix.ledger.num_slots)
     executor = Executor(model, cache, num_tokens)
     name = hub.model_name(config.model) if config.model else EMBEDDED_NAME
     return Parts(name, tokenizer, cache, executor, scheduler, num_tokens, max_model_len)
@@ -114,10 +114,10 @@ def model_folder(config: EngineConfig) -> Path:
     """
     if not config.model:
         return ensure_embedded(progress=config.progress)
-    return hub.find_model(config.model, progress=config.progress)
+    return hub.find_model(config.model, config.revision, config.download_dir, config.progress)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     """The device of that name, checked."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -130,7 +130,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _max_len(config: EngineConfig, model: ModelConfig) -> int:
+def max_len(config: EngineConfig, model: ModelConfig) -> int:
     """Tokens a context holds at most, whatever the cache's size."""
     trained = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > trained:
@@ -149,8 +149,8 @@ def _cache(config: EngineConfig, model: Transformer, device: torch.device) -> La
     row = row_bytes(
         shape.num_hidden_layers, shape.kv_lora_rank, shape.qk_rope_head_dim, model.dtype, rope_dtype
     )
-    affordable = max(1, int(MEMORY_SHARE * _memory_bytes(device)) // row)
-    usual = DEFAULT_CONTEXTS * _max_len(config, shape)
+    affordable = max(1, int(MEMORY_SHARE * memory_bytes(device)) // row)
+    usual = DEFAULT_CONTEXTS * max_len(config, shape)
     return LatentCache(
         shape.num_hidden_layers,
         config.kv_cache_tokens or min(usual, affordable),
@@ -162,7 +162,7 @@ def _cache(config: EngineConfig, model: Transformer, device: torch.device) -> La
     )
 
 
-def _memory_bytes(device: torch.device) -> int:
+def memory_bytes(device: torch.device) -> int:
     """Free memory of a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

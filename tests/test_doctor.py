@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A machine of which everything that matters is known: 200 GB of memory, 1 TB of disk."""
 
     def set_to(memory: float = 200 * GB, disk: float = 1000 * GB, bf16: bool = True) -> None:
-        monkeypatch.setattr(parts, "_memory_bytes", lambda device: int(memory))
+        monkeypatch.setattr(parts, "memory_bytes", lambda device: int(memory))
         monkeypatch.setattr(shutil, "disk_usage", lambda path: USAGE(0, 0, int(disk)))
         monkeypatch.setattr(doctor, "_multiplies_bf16", lambda: bf16)
 
@@ -181,7 +181,7 @@ def test_the_embedded_model_is_told_before_and_after_it_is_made(tmp_path, monkey
 
 
 def test_a_gpu_is_told_as_one(monkeypatch):
-    monkeypatch.setattr(parts, "_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr(parts, "device_of", lambda name: torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
     found = look_at_preset("glm-4.7-flash")
     assert found.device["name"] == "cuda:0: H200" and found.device["type"] == "cuda"

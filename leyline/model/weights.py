@@ -125,7 +125,7 @@ class Checkpoint:
         with self._open:
             files = _open_files(self._folder, self._config)
             self._files = {n: f for n, f in files.items() if not is_skipped(n, self._config)}
-            for file in files.values():
+            for file in set(files.values()):
                 self._open.callback(file.close)
             _check_names(self._shapes, self._files, self._config)
             for name, shape in self._shapes.items():
