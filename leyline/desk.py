@@ -19,7 +19,7 @@ from leyline.context import Context
 from leyline.directive import Directive, Mode
 from leyline.door import named_mode
 from leyline.editing import listed
-from leyline.errors import InvalidRequestError, SessionBusyError
+from leyline.errors import InvalidRequestError, QuotaError, SessionBusyError
 from leyline.events import EditResult
 from leyline.job import Asked, Job
 from leyline.loop import Loop
@@ -30,6 +30,9 @@ from leyline.sequence import Sequence as Work
 from leyline.session import Session
 from leyline.target import check_whole
 from leyline.turn import Messages, Turn, Turns
+
+
+MAX_WAITING_EDITS = 64
 
 
 class Desk(Loop):
@@ -143,18 +146,24 @@ class Desk(Loop):
             VersionConflictError: If the session has another version than expected.
             IdempotencyError: If the key came with another request before.
             RequestPendingError: If the first request with this key is still under way.
+            QuotaError: If too many edits of the session wait already.
         """
         changes = listed(changes)
         check_whole(expected_version, "expected_version", 0)
         asked = (changes, expected_version)
-        self.sessions.expire(time.monotonic())
         session = self._session(session_id, salt)
         if idempotency_key is not None:
             key = self._door.name(idempotency_key, "idempotency_key")
             answer = session.answers.earlier(key, asked)
             if answer is not None:
                 return self._again(answer)
-        draft = self._editor.draft(session, self._job(session), changes, expected_version)
+        job = self._job(session)
+        if job is not None and len(job.work.edits) >= MAX_WAITING_EDITS:
+            raise QuotaError(
+                f"{MAX_WAITING_EDITS} edits of this session wait already; send this one again "
+                "when some of them are done."
+            )
+        draft = self._editor.draft(session, job, changes, expected_version)
         if idempotency_key is not None:
             session.answers.ask(idempotency_key, asked)
         return self._edit(session, draft, Asked(time.perf_counter(), idempotency_key, draft.reach))
@@ -166,7 +175,9 @@ class Desk(Loop):
             InvalidRequestError: If the name or the salt is no text.
             SessionNotFoundError: If there is no such session.
         """
-        return self.sessions.get(self._door.name(session_id, "session_id"), self._door.root(salt))
+        name, root = self._door.name(session_id, "session_id"), self._door.root(salt)
+        self.sessions.expire(time.monotonic())
+        return self.sessions.get(name, root)
 
     def _submit_turn(
         self,

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from leyline.errors import IdempotencyError, RequestPendingError
+from leyline.errors import IdempotencyError, LeylineError, RequestPendingError
 
 MAX_KEYS = 64
 
@@ -22,12 +22,13 @@ T = TypeVar("T")
 class Answers(Generic[T]):
     """The last keyed requests of one session and their answers.
 
-    No text of a request is kept: only the SHA-256 of what was asked, and the answer. A request
+    No text of a request is kept: only the SHA-256 of what was asked, and the answer. An error is
+    an answer too where what was asked for is done in part, and must not be done again. A request
     that has no answer yet is never forgotten, or a repeat of it would be done as well.
     """
 
-    _known: OrderedDict[str, tuple[bytes, T | None]] = field(
-        default_factory=lambda: OrderedDict[str, tuple[bytes, T | None]]()
+    _known: OrderedDict[str, tuple[bytes, T | LeylineError | None]] = field(
+        default_factory=lambda: OrderedDict[str, tuple[bytes, T | LeylineError | None]]()
     )
 
     def earlier(self, key: str, asked: object) -> T | None:
@@ -40,6 +41,7 @@ class Answers(Generic[T]):
         Raises:
             IdempotencyError: If the key came with something else.
             RequestPendingError: If the first request with it has no answer yet.
+            LeylineError: If that was its answer.
         """
         if key not in self._known:
             return None
@@ -56,6 +58,8 @@ class Answers(Generic[T]):
                 "again when that has ended.",
                 param="idempotency_key",
             )
+        if isinstance(answer, LeylineError):
+            raise answer
         return answer
 
     def ask(self, key: str, asked: object) -> None:
@@ -65,7 +69,7 @@ class Answers(Generic[T]):
         for oldest in answered[: max(0, len(self._known) - MAX_KEYS)]:
             self.drop(oldest)
 
-    def answer(self, key: str, answer: T) -> None:
+    def answer(self, key: str, answer: T | LeylineError) -> None:
         """Note a request's answer."""
         if key in self._known:
             self._known[key] = (self._known[key][0], answer)

@@ -199,8 +199,9 @@ class Job:
     def take_back(self, error: LeylineError) -> Failure:
         """Have the last result not told: its edit is done, but not all that was asked for."""
         result, asked = self.results.pop()
-        self.waiting[result.request_id] = asked
-        return self.fail(result.request_id, error)
+        if asked.key is not None and self.session is not None:
+            self.session.answers.answer(asked.key, error)
+        return Failure(result.request_id, error)
 
     def report(self) -> Iterator[EditResult]:
         """The results of committed edits, timed up to now, each of them once."""

@@ -7,35 +7,23 @@ should. All methods belong to one thread: a notebook's, or the server's worker.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import reduce
 
 from leyline.batch import Batch, Broken, Edited, Ended, Event, StepOutput
-from leyline.config import EngineConfig
-from leyline.context import Context
-from leyline.directive import Directive
-from leyline.door import Door
-from leyline.editing import Draft, Editor
 from leyline.errors import (
     CancelledError,
     CapacityError,
-    EngineClosedError,
     LeylineError,
     internal,
     not_forgotten,
     superseded,
 )
 from leyline.events import EngineEvent, Failure, FinishReason, Purged
-from leyline.job import Asked, Job, edit_work
-from leyline.parts import Parts, load, sessions_of
-from leyline.rates import Rates
-from leyline.reach import Reach
-from leyline.sequence import EditRequest, View
-from leyline.sequence import Sequence as Work
+from leyline.job import Job
+from leyline.jobs import Jobs
 from leyline.session import Session
 
 logger = logging.getLogger(__name__)
@@ -43,73 +31,15 @@ logger = logging.getLogger(__name__)
 STALLED_STEPS = 1000
 
 
-class Loop:
-    """Runs jobs, a step at a time.
-
-    Args:
-        config: The options.
-
-    Attributes:
-        config: The options.
-        tokenizer: Text to ids and back.
-        model_name: What clients call the model.
-        max_model_len: Tokens a context holds at most.
-        sessions: The resident sessions.
-        rates: How long work takes on this machine.
-
-    Raises:
-        ConfigError: An option does not fit the model or the machine.
-        ModelError: The model folder cannot be served.
-    """
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        parts = load(
-            config,
-            keepers=lambda sequence_id: self.sessions.others(sequence_id),
-            pinned=lambda: self.sessions.pinned(time.monotonic()),
-        )
-        self._parts: Parts | None = parts
-        self.sessions = sessions_of(config, parts)
-        self.tokenizer = parts.tokenizer
-        self.model_name = parts.model_name
-        self.max_model_len = parts.max_model_len
-        self.rates = Rates(config.max_num_batched_tokens)
-        self._reach = Reach(parts, self.sessions)
-        self._door = Door(parts.tokenizer, parts.num_tokens, parts.max_model_len, config)
-        self._editor = Editor(self._door, parts.tokenizer, self.sessions)
-        self._jobs: dict[int, Job] = {}
-        self._deferred: dict[Session, tuple[int, Callable[[int], int]]] = {}
-        self._outbox: list[EngineEvent] = []
-        self._ids = itertools.count(1)
-        self._empty_steps = 0
-
-    @property
-    def parts(self) -> Parts:
-        """The engine's inside; an `EngineClosedError` once it is closed."""
-        if self._parts is None:
-            raise EngineClosedError("The engine is closed; make a new one.")
-        return self._parts
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything, healing in the background included."""
-        return bool(self._outbox or self._jobs)
-
-    def close(self) -> None:
-        """Give the memory back; requests under way end without an answer. Safe to call twice."""
-        self._parts = None
-        for session in self.sessions:
-            session.sequence_id = session.heal_id = None
-        self._jobs.clear()
-        self._deferred.clear()
-        self._outbox.clear()
+class Loop(Jobs):
+    """Runs jobs, a step at a time; see `Jobs` for the attributes and errors."""
 
     def cancel(self, request_id: int) -> None:
         """Give a request up; nothing happens if it has ended.
 
         A cancelled turn leaves its session as it was before, but for edits that committed during
-        it. A cancelled edit is either done or not done.
+        it. The client's own edit of its history is one of those where its rows are carried over:
+        the session then has that history, and no reply. A cancelled edit is either done or not.
         """
         job = self._jobs.get(request_id)
         if job is not None and job.reply is not None:
@@ -141,11 +71,34 @@ class Loop:
         else:
             # An empty batch is committed too: cancelling may have left a sequence nothing to do.
             committed = scheduler.commit(batch, output)
-        for event in committed:
+        for event in self._purges_last(committed):
             self._try_to_land(event)
+        self._clean_up()
         events, self._outbox = self._outbox, []
         self._watch(progress=bool(batch or events))
         return events
+
+    def _purges_last(self, events: Iterable[Event]) -> list[Event]:
+        """The events, those of jobs that purge behind the others.
+
+        A sequence that ended in this step is gone from the scheduler, and its session learns of it
+        when the event lands. A purge in between would overlook what it has.
+        """
+        purging = {
+            job.request_id
+            for job in self._jobs.values()
+            if any(asked.reach for asked in job.waiting.values())
+        }
+        return sorted(events, key=lambda event: event.sequence_id in purging)
+
+    def _clean_up(self) -> None:
+        """Forget what nobody can go on from any more, and what purges of this step overlooked."""
+        with self._unasked("forgetting rows that nobody needs"):
+            for context in self.sessions.take_gone():
+                self.parts.scheduler.forget_grafts(context)
+            if self._purged:
+                purged, self._purged = self._purged, []
+                self._reach.clean(purged)
 
     def _undone(self, batch: Batch) -> list[int]:
         """The sequences that end with a batch that was not planned to its end, or not run."""
@@ -209,6 +162,7 @@ class Loop:
                 if not tries_left:
                     self._outbox.append(job.take_back(not_forgotten(error)))
             else:
+                self._purged += [(root, text) for text in texts]
                 job.purged(reduce(Purged.and_then, purged))
                 return
 
@@ -244,15 +198,6 @@ class Loop:
             self.sessions.fit(session)
             self._tend(session, turn_ended=turn_ended)
         self._start_deferred(session)
-
-    @contextmanager
-    def _unasked(self, what: str) -> Generator[None, None, None]:
-        """Something that nobody waits for: if it fails it is told in the log, and not done."""
-        try:
-            yield
-        except Exception:
-            logger.exception("This could not be done: %s.", what)
-            self.parts.scheduler.put_in_order()
 
     def _finish(self, job: Job) -> None:
         """Have the scheduler forget a job; rows that cannot be filed are lost, nothing else."""
@@ -290,111 +235,3 @@ class Loop:
         if self._empty_steps >= STALLED_STEPS:
             self._empty_steps = 0
             self._fail([min(self._jobs)], CapacityError("The cache has no room for this request."))
-
-    # -- jobs -----------------------------------------------------------------------------------
-
-    def _edit(self, session: Session, draft: Draft, asked: Asked | None) -> int:
-        """Queue an edit; nobody waits for that of a mark."""
-        request = EditRequest(next(self._ids), draft.directives, keep=draft.keep)
-        job = self._job(session)
-        if job is None:
-            job = Job(edit_work(request.request_id, session), session)
-            job.work.edits.append(request)
-            self._start(job)
-        else:
-            self.parts.scheduler.edit(job.request_id, request)
-        job.requests[request.request_id] = request
-        if asked is not None:
-            job.waiting[request.request_id] = asked
-        return request.request_id
-
-    def _start(self, job: Job) -> Job:
-        """Hand a job to the scheduler; its session is busy until it ends, and heals later."""
-        self.parts.scheduler.add(job.work)
-        self._jobs[job.request_id] = job
-        if job.session is not None and not job.work.background:
-            self._stop_healing(job.session)
-            job.session.sequence_id = job.request_id
-        return job
-
-    def _job(self, session: Session) -> Job | None:
-        """The turn or edit that a session is busy with."""
-        return None if session.sequence_id is None else self._jobs[session.sequence_id]
-
-    # -- between turns --------------------------------------------------------------------------
-
-    def _tend(self, session: Session, *, turn_ended: bool) -> None:
-        """See to what an idle session has coming: marks that are due, then its healing."""
-        if self.sessions.find(session.session_id, session.context.root) is not session:
-            return
-        due = session.end_turn(time.monotonic()) if turn_ended else ()
-        if due:
-            self._fire(session, due)
-        if not session.busy and session.healing:
-            self._heal(session)
-
-    def _fire(self, session: Session, due: tuple[Directive, ...]) -> None:
-        """Carry out marks whose time has come; one that does not fit any more is given up."""
-        try:
-            draft = self._editor.draft(session, None, due, None)
-        except LeylineError as error:
-            logger.warning("A mark of a session could not fire: %s", error.code)
-            return
-        self._edit(session, draft, None)
-
-    def _fires(self, session: Session) -> bool:
-        """Whether a session is busy with nothing but its marks, which nobody waits for."""
-        job = self._job(session)
-        asked = job is not None and (job.reply is not None or job.waiting or job.results)
-        return job is not None and not asked and session not in self._deferred
-
-    def _defer(self, session: Session, start: Callable[[int], int]) -> int:
-        """Have a turn wait until its session's marks have fired; returns its id."""
-        request_id = next(self._ids)
-        self._deferred[session] = request_id, start
-        return request_id
-
-    def _start_deferred(self, session: Session) -> None:
-        """Start the turn that waited for a session's marks, if there is one."""
-        if session in self._deferred and not session.busy:
-            request_id, start = self._deferred.pop(session)
-            try:
-                start(request_id)
-            except LeylineError as error:
-                self._outbox.append(Failure(request_id, error))
-
-    def _give_up_deferred(self, session: Session, error: LeylineError) -> None:
-        """End the turn that waits for a session's marks, if there is one."""
-        if session in self._deferred:
-            self._outbox.append(Failure(self._deferred.pop(session)[0], error))
-
-    def _heal(self, session: Session) -> None:
-        """Have the exact form of a session's context computed while nobody else wants anything."""
-        exact = Context.of(session.context.tokens, session.context.root)
-        work = Work(next(self._ids), View(exact), background=True)
-        work.owed = len(exact) - session.computed
-        session.heal_id = work.sequence_id
-        self._start(Job(work, session))
-
-    def _healed(self, job: Job) -> None:
-        """Go on from the exact form: the text is the same, so it is no new version."""
-        session, exact = job.session, job.work.view.whole()
-        assert session is not None and not session.busy, "a session healed in the middle of a turn"
-        before = session.context
-        session.heal(exact)
-        self._close(job, None)
-        with self._unasked("forgetting rows that were healed"):
-            self.parts.scheduler.forget_grafts(before)
-
-    def _stop_healing(self, session: Session) -> None:
-        """Give a healing up; the rows that it has are in the tree and will be found again."""
-        if session.heal_id is not None:
-            self._close(self._jobs[session.heal_id], None)
-
-    def _stop_orphans(self) -> None:
-        """Give up the healing of sessions that had to make room, or that nobody used."""
-        for job in [job for job in self._jobs.values() if job.work.background]:
-            session = job.session
-            assert session is not None, "healing is a session's"
-            if self.sessions.find(session.session_id, session.context.root) is not session:
-                self._close(job, None)

@@ -7,6 +7,7 @@ its numbers are not gone from memory until somebody writes there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -58,7 +59,11 @@ class Reach:
         for work in self._scheduler.running.values():
             if work.view.context.root == root:
                 slots.update(_slots_that_saw(search, work))
-        held = [one.session_id for one in self._of(root) if _saw(search, one.context)]
+        held = [
+            one.session_id
+            for one in self._of(root)
+            if any(_saw(search, context) for context in _contexts(one))
+        ]
         return Found(len(slots), tuple(held))
 
     def purge(self, root: bytes, text: bytes) -> Purged:
@@ -73,7 +78,6 @@ class Reach:
         degraded, versions = self._clean_sessions(search, root)
         free = self._scheduler.prefix.ledger.free_slots
         self._cache.fill(torch.from_numpy(free).to(self._cache.ckv.device), 0.0)
-        self._prune()
         return Purged(
             rows=num_rows,
             slots=len(free),
@@ -82,6 +86,16 @@ class Reach:
             degraded=tuple(degraded),
             still_held=tuple(one.session_id for one in self._of(root) if search.holds(one.context)),
         )
+
+    def clean(self, purged: Iterable[tuple[bytes, bytes]]) -> None:
+        """Have sessions that were told of their last step only after a purge forget its text too.
+
+        Args:
+            purged: Root and text of every purge of the step.
+        """
+        for root, text in purged:
+            self._clean_sessions(self._search(text), root)
+        self._prune()
 
     @property
     def _tree(self) -> RadixTree:
@@ -136,10 +150,16 @@ class Reach:
         works = [*scheduler.running.values(), *scheduler.waiting]
         contexts = [work.view.context for work in works]
         for session in self._sessions:
-            contexts += [session.context, *(one.context for one in session.versions)]
-            contexts += [session.checkpoint[0]] if session.checkpoint else []
+            contexts += _contexts(session)
         live.update(piece.origin for context in contexts for piece in context.pieces)
         return {origin for origin in live if origin is not None}
+
+
+def _contexts(session: Session) -> list[Context]:
+    """Everything that a session goes on from, or can go back to."""
+    versions = (version.context for version in session.versions)
+    checkpoint = [session.checkpoint[0]] if session.checkpoint else []
+    return [session.context, *versions, *checkpoint]
 
 
 def _saw(search: Purge, context: Context) -> bool:

@@ -146,9 +146,10 @@ class Roster:
         Args:
             context: What somebody went on from until now.
         """
-        others = [*self._kept(-1), *(other.view.context for other in self.waiting)]
-        bound = self.prefix.exclusive(context, others, owners=0)
-        self.prefix.give_up(context, max(bound, context.first_graft()))
+        start = context.first_graft()
+        if start < len(context):
+            others = [*self._kept(-1), *(other.view.context for other in self.waiting)]
+            self.prefix.let_go(context, start, others)
 
     def _kept(self, sequence_id: int) -> list[Context]:
         """What this sequence must leave alone for others that may not even be queued."""

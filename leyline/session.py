@@ -100,6 +100,7 @@ class Session:
         checkpoint: Context, transcript and messages before the last turn, for a client that asks
             for that turn again; None once the context was edited.
         answers: What its requests with an idempotency key got.
+        gone: Contexts that it can no longer go back to, until somebody has seen to their rows.
     """
 
     session_id: str
@@ -116,6 +117,7 @@ class Session:
     messages: list[MessageSpan] = field(default_factory=lambda: list[MessageSpan]())
     checkpoint: Checkpoint | None = None
     answers: Answers[EditResult] = field(default_factory=lambda: Answers[EditResult]())
+    gone: tuple[Context, ...] = ()
 
     @property
     def busy(self) -> bool:
@@ -304,6 +306,8 @@ class Session:
 
     def _push(self, version: Version) -> None:
         """Make the present state a version and count one more."""
+        if len(self.versions) == self.versions.maxlen:
+            self.gone = (*self.gone, self.versions[0].context if self.versions else version.context)
         self.versions.append(version)
         self.version += 1
         self.checkpoint = None

@@ -65,6 +65,7 @@ class Sessions:
         self.num_displaced = 0
         self.num_refused = 0
         self._sessions: dict[tuple[bytes, str], Session] = {}
+        self._left: list[Context] = []
         self._gone: OrderedDict[bytes, OrderedDict[str, str]] = OrderedDict()
 
     def __iter__(self) -> Iterator[Session]:
@@ -120,6 +121,16 @@ class Sessions:
     def delete(self, session: Session) -> None:
         """Forget a session; its rows stay in the tree until they are evicted."""
         del self._sessions[_key(session)]
+        self._left += [session.context, *(version.context for version in session.versions)]
+        self._left += session.gone
+
+    def take_gone(self) -> list[Context]:
+        """Contexts that no session goes on from or back to any more, each told once."""
+        gone, self._left = self._left, []
+        for session in self:
+            gone += session.gone
+            session.gone = ()
+        return gone
 
     def expire(self, now: float) -> None:
         """Forget pins that have ended, and idle sessions that nobody used for their time to live.

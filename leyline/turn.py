@@ -104,13 +104,14 @@ class Turns:
         """The client changed something that the session has."""
         before = session.context
         change = rewrite(before.tokens, rendered, self.tokenizer, mode, self.min_run)
-        after = apply(before, change.directives).after.append(change.append)
         first = change.first_difference
         # A text that only goes on behind what the context spells is no edit to be carried out.
         edits = bool(change.directives) and mode is not Mode.FORGET
         carried = edits and first >= self.protect_first
-        if not carried:
-            after = after.exact_from(first)
+        if carried:
+            after = apply(before, change.directives).after.append(change.append)
+        else:
+            after = before.prefix(first).append(change.new_tokens[first:])
         return Turn(
             rendered,
             before if carried else after,

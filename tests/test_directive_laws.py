@@ -1,7 +1,8 @@
 """What a set of directives means, as laws: of contexts, and of the rows behind them.
 
 Rows are symbols here, `(token, what it was computed under)`, folded by the machine of
-`tests.simulation`. Every law has a twin that breaks it.
+`tests.simulation`. Every law has a twin that breaks it. That a set which fails leaves a whole
+engine as it was, whatever fails in it, is shown in `tests/test_failure_injection.py`.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ DOORS = (
     "leyline.loop",
     "leyline.desk",
     "leyline.session_desk",
+    "leyline.jobs",
     "leyline.job",
     "leyline.turn",
     "leyline.editing",

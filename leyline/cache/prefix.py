@@ -124,6 +124,22 @@ class PrefixCache:
                 return
             self.ledger.release(self.tree.truncate(node, max(0, start - node.start)))
 
+    def let_go(self, context: Context, start: int, others: Iterable[Context]) -> None:
+        """Take a branch that nobody goes on from out of the tree, from its end up to `start`.
+
+        It goes as far as nothing else hangs on it, whoever else owns its slots.
+
+        Args:
+            context: The branch, as it was published.
+            start: Rows in front of it stay.
+            others: Contexts whose rows stay.
+        """
+        start = max([start, *(context.common_prefix(other) for other in others)])
+        for node, length in reversed(self.tree.path(context)):
+            if node.children or length < len(node.tokens) or node.end <= start:
+                return
+            self.ledger.release(self.tree.truncate(node, max(0, start - node.start)))
+
     def cut(self, node: Node, offset: int) -> Slots:
         """Take a node from its token `offset` on, and everything below it, out of the tree.
 

@@ -449,3 +449,31 @@ def test_rows_that_somebody_runs_on_stay_theirs() -> None:
     mine = prefix.acquire(context)
     node = next(prefix.tree.nodes())
     assert len(prefix.cut(node, 0)) == 0 and prefix.ledger.counts[mine].tolist() == [1, 1, 1]
+
+
+def test_a_branch_is_let_go_as_far_as_nothing_hangs_on_it() -> None:
+    prefix, one, two = cache(), Context.of([1, 2, 3, 4]), Context.of([1, 2, 5])
+    filed(prefix, one)
+    filed(prefix, two)
+    longer = Context.of([1, 2, 3, 4, 6])
+    prefix.let_go(longer, 0, [])  # never filed to its end: what is there goes
+    assert prefix.resident(one) == 2 and prefix.resident(two) == 3
+    filed(prefix, one)
+    prefix.let_go(Context.of([1, 2, 3]), 0, [])  # something goes on from it
+    assert prefix.resident(one) == 4
+    prefix.let_go(one, 3, [])
+    assert prefix.resident(one) == 3
+    prefix.let_go(one, 0, [Context.of([1, 2, 3])])
+    assert prefix.resident(one) == 3
+    prefix.let_go(one, 0, [])
+    assert prefix.resident(one) == 2 and prefix.ledger.num_free == prefix.ledger.num_slots - 3
+
+
+def test_a_branch_is_let_go_although_another_shares_its_slots() -> None:
+    prefix, plain = cache(), Context.of([1, 2, 3])
+    slots = filed(prefix, plain)
+    graft = Context((Piece((1,)), Piece((2, 3), b"origin")))
+    filed(prefix, graft, slots)
+    prefix.let_go(graft, 1, [plain])
+    assert prefix.resident(graft) == 1 and prefix.resident(plain) == 3
+    assert (prefix.ledger.counts[slots] == 1).all()
