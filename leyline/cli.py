@@ -33,6 +33,8 @@ Serve a model with multi-head latent attention and edit its cached context.
   leyline doctor MODEL              tell what would happen, without loading it
   leyline convert LLAMA FOLDER      rewrite a llama exactly as a model with latent attention
 """
+# The hub library's HTTP client logs every request, signed addresses of downloads included.
+CHATTY = ("httpx", "httpx2")
 MODEL_HELP = "The model, as with --model."
 # What of the engine matters to a model that is only looked at.
 DOCTOR_FLAGS = (
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return arguments.run(arguments)
     except (ConfigError, InvalidRequestError) as error:

@@ -31,7 +31,6 @@ from leyline.session import Session
 from leyline.target import check_whole
 from leyline.turn import Messages, Turn, Turns
 
-
 MAX_WAITING_EDITS = 64
 
 

@@ -71,12 +71,20 @@ class Loop(Jobs):
         else:
             # An empty batch is committed too: cancelling may have left a sequence nothing to do.
             committed = scheduler.commit(batch, output)
+        self._learn(committed)
         for event in self._purges_last(committed):
             self._try_to_land(event)
         self._clean_up()
         events, self._outbox = self._outbox, []
         self._watch(progress=bool(batch or events))
         return events
+
+    def _learn(self, events: Iterable[Event]) -> None:
+        """Note where the rows of all edits come from, before a purge among them asks."""
+        with self._unasked("noting what carried rows have seen"):
+            for event in events:
+                if isinstance(event, Edited):
+                    self._reach.learn(event.edit)
 
     def _purges_last(self, events: Iterable[Event]) -> list[Event]:
         """The events, those of jobs that purge behind the others.
@@ -143,7 +151,6 @@ class Loop(Jobs):
 
     def _edited(self, job: Job, event: Edited) -> None:
         """An edit committed; that of an idle session is reported when its rows are complete."""
-        self._reach.learn(event.edit)
         asked = job.waiting.get(event.request_id)
         job.commit(event)
         if asked is not None and asked.reach:

@@ -10,15 +10,18 @@ behind each difference along, as an edit that the turn's own sequence begins wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 from leyline.context import Context, Tokens
 from leyline.directive import Directive, Mode, apply
-from leyline.marks import MessageSpan
+from leyline.errors import InvalidRequestError
+from leyline.marks import MessageSpan, follow_messages
+from leyline.merging import merged
 from leyline.rewriting import message_spans, rewrite
-from leyline.session import Session
+from leyline.session import Session, Transcript
+from leyline.template import content_text
 from leyline.tokenizer import Tokenizer
 from leyline.trimming import RESULT_ROLES
 
@@ -93,12 +96,45 @@ class Turns:
         text = self.tokenizer.decode(session.context.tokens, skip_special=False)
         known = session.appended(rendered, text)
         if known is None:
-            return self._edited(session, messages, rendered, mode)
+            return self._rewritten(session, messages, rendered, text, mode)
         base, added, spans = known
         context = base.append(self.tokenizer.encode(added))
         new = self._located(messages[len(spans) :], added, context, len(base))
         again = None if base is session.context else len(base)
         return Turn(rendered, context, context, [*spans, *new], again_from=again)
+
+    def _rewritten(
+        self, session: Session, messages: Messages, rendered: str, text: str, mode: Mode
+    ) -> Turn:
+        """A history that goes on from nothing that the session has: the client edited it, or its
+        template writes the last reply otherwise than it was told.
+        """
+        told = self._told(session, messages)
+        if told is None or told == text:
+            return self._edited(session, messages, rendered, mode)
+        turn = self._edited(session, messages, merged(told, text, rendered), mode)
+        # What is said in a message that was edited in the context is not what the client says.
+        known = follow_messages(session.messages, turn.directives)
+        return replace(turn, rendered=rendered, messages=[*known, *turn.messages[len(known) :]])
+
+    def _told(self, session: Session, messages: Messages) -> str | None:
+        """The text that the client was told last, if its history has all of it, unedited."""
+        replies = [at for at, one in enumerate(messages) if one.get("role") == "assistant"]
+        if not replies:
+            return None
+        last = replies[-1]
+        content = content_text(
+            messages[last].get("content"), separator=self.tokenizer.part_separator
+        )
+        try:
+            told = self.tokenizer.render(messages[:last]) + (content or "")
+        except InvalidRequestError:  # some templates refuse an empty conversation
+            return None
+        stops = (
+            self.tokenizer.decode([one], skip_special=False) for one in self.tokenizer.stop_ids
+        )
+        texts = (told + end for end in ("", *stops))
+        return next((one for one in texts if Transcript.of(one) == session.transcript), None)
 
     def _edited(self, session: Session, messages: Messages, rendered: str, mode: Mode) -> Turn:
         """The client changed something that the session has."""

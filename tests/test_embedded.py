@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -390,6 +391,13 @@ class Dictionary:
 
     def take(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         return self._tensors[name].to(dtype)
+
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
+        return torch.cat([self.take(name, dtype) for name in names])
+
+    def take_all(self, places: Mapping[str, torch.Tensor]) -> None:
+        for name, place in places.items():
+            place.copy_(self._tensors[name])
 
 
 def greedy(model: Transformer, prompts: list[list[int]], count: int) -> tuple[list, list]:

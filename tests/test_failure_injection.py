@@ -596,7 +596,10 @@ def test_a_purge_that_cannot_be_done_is_a_failure_that_says_so(
     drain(engine)
     assert talk.version == 1 and "4711" not in talk.text
     assert engine.find_in_cache("4711").rows == 0
-    assert engine.edit("s", [Change(Target(match="gone"), "")], idempotency_key="k").version == 2
+    with pytest.raises(LeylineError, match="was edited, but"):  # a repeat edits nothing again
+        engine.edit("s", [change], idempotency_key="k")
+    assert talk.version == 1
+    assert engine.edit("s", [Change(Target(match="gone"), "")], idempotency_key="l").version == 2
 
 
 def test_what_a_session_has_coming_may_fail_and_the_turn_behind_it_is_told(

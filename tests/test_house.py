@@ -22,6 +22,7 @@ MIND = frozenset(
     {
         "leyline.context",
         "leyline.directive",
+        "leyline.applying",
         "leyline.align",
         "leyline.coverage",
         "leyline.sequence",
@@ -69,6 +70,7 @@ DOORS = (
     "leyline.spelling",
     "leyline.rewriting",
     "leyline.message_cuts",
+    "leyline.merging",
     "leyline.bpe_vocabulary",
     "leyline.tiktoken_vocabulary",
     "leyline.tokenizer_files",

@@ -16,7 +16,7 @@ from leyline.scheduler import Scheduler
 from tests.simulation import Machine, Trace, computed, edited, fold, replay
 
 CHUNK = 100
-NUM_CHUNKS = 22
+NUM_CHUNKS = 50
 
 
 @pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
@@ -48,8 +48,8 @@ def test_traces_go_where_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
         seen["preempted"] += trace.scheduler.num_preempted
         seen["degraded"] += trace.scheduler.num_degraded
         seen["origins"] += len(trace.origins)
-        seen["versions"] += sum(len(talk.versions) for talk in trace.talks)
-        seen["swaps"] += trace.num_swaps
+        seen["versions"] += sum(len(session.versions) for session in trace.sessions)
+        seen += trace.tally
     expected = {
         "stop": 30,
         "length": 300,
@@ -74,7 +74,25 @@ def test_traces_go_where_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
         "not kept for want of room": 1,
         "turns that begin with an edit": 50,
         "versions": 50,
-        "swaps": 8,
+        "swaps": 50,
+        "turns once more": 20,
+        "turns told anew": 30,
+        "edits during a turn": 60,
+        "marks: pin span": 40,
+        "marks: decay span": 40,
+        "marks: scratch span": 10,
+        "marks: scratch reasoning": 10,
+        "marks: scratch tool_output": 10,
+        "marks fired": 15,
+        "pins refused": 30,
+        "evictions beside pins": 20,
+        "reverts": 10,
+        "versions let go": 5,
+        "dry runs come true": 50,
+        "purges": 40,
+        "sequences displaced": 20,
+        "versions purged": 20,
+        "sessions that lost grafts": 5,
     }
     rare = {what: seen[what] for what, least in expected.items() if seen[what] < least}
     assert not rare, f"seldom reached: {rare} of {seen}"
