@@ -16,15 +16,36 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from bisect import bisect_left
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
 
 Tokens = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+class Sha(Protocol):
+    """A running hash."""
+
+    def update(self, data: bytes, /) -> None:
+        """Go on with these bytes."""
+        ...
+
+    def copy(self) -> Sha:
+        """Another one that has come as far."""
+        ...
+
+    def digest(self) -> bytes:
+        """What it has come to: 32 bytes. It can go on from there."""
+        ...
+
+
+@dataclass(frozen=True)
 class Piece:
     """A run of tokens of one provenance.
 
@@ -42,11 +63,33 @@ class Piece:
         """Whether a fresh prefill would give these rows."""
         return self.origin is None
 
+    @cached_property
+    def packed(self) -> bytes:
+        """The ids as they are hashed: u32, little endian."""
+        return pack(self.tokens)
+
     def tail(self, offset: int) -> Piece:
         """The piece without its first `offset` tokens, its origin moved along."""
-        if offset == 0 or self.origin is None:
-            return Piece(self.tokens[offset:], self.origin)
-        return Piece(self.tokens[offset:], continuation(self.origin, self.tokens[:offset]))
+        return Piece(self.tokens[offset:], self.continued(offset) if offset else self.origin)
+
+    def continued(self, length: int | None = None) -> bytes | None:
+        """The origin of a row that continues the first `length` tokens; None for exact ones."""
+        if self.origin is None:
+            return None
+        return hashlib.sha256(self._serialised(b"continuation" + self.origin, length)).digest()
+
+    def labelled(self, length: int | None = None) -> bytes:
+        """The first `length` tokens within the serialisation of their context."""
+        return self._serialised(b"\0" if self.origin is None else b"\1" + self.origin, length)
+
+    def _serialised(self, label: bytes, length: int | None) -> bytes:
+        """A label, and number (u64) and ids (u32) of the first `length` tokens, little endian."""
+        size = len(self.tokens) if length is None else length
+        return b"".join((label, struct.pack("<Q", size), memoryview(self.packed)[: 4 * size]))
+
+    def cut(self, length: int) -> Piece:
+        """The first `length` tokens: the same object if that is all."""
+        return self if length >= len(self.tokens) else Piece(self.tokens[:length], self.origin)
 
 
 @dataclass(frozen=True)
@@ -72,7 +115,7 @@ class Context:
         """All token ids in order."""
         if len(self.pieces) == 1:
             return self.pieces[0].tokens
-        return tuple(token for piece in self.pieces for token in piece.tokens)
+        return tuple(chain.from_iterable(piece.tokens for piece in self.pieces))
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -93,20 +136,27 @@ class Context:
         """The first `length` tokens with their labels."""
         return Context(tuple(_cut(self, length)), self.root)
 
-    def tail(self, start: int) -> tuple[Piece, ...]:
-        """The pieces from `start` on as grafts: what a splice carries over.
+    def tail(self, start: int, end: int | None = None) -> tuple[Piece, ...]:
+        """The pieces from `start` up to `end` as grafts: what a splice carries over.
 
         An exact piece becomes a graft of the context before it; a graft stays what it is.
         """
-        return tuple(
-            self._graft(max(first, start)) for first, end, _ in self.spans() if end > start
-        )
+        limit = len(self) if end is None else min(end, len(self))
+        if start >= limit:
+            return ()
+        indices = range(self.index(start), bisect_left(self.starts, limit))
+        return tuple(self._graft(index, max(self.starts[index], start), limit) for index in indices)
 
-    def _graft(self, position: int) -> Piece:
-        """The rest of the piece that holds `position`, as a graft."""
-        index = bisect_left(self.starts, position + 1) - 1
-        rest = self.pieces[index].tail(position - self.starts[index])
-        return rest if rest.origin else Piece(rest.tokens, self.digest(position))
+    def _graft(self, index: int, position: int, end: int) -> Piece:
+        """What a piece holds from a position up to `end`, as a graft."""
+        piece, start = self.pieces[index], self.starts[index]
+        if piece.exact:
+            return Piece(piece.tokens[position - start : end - start], self.digest(position))
+        return piece.tail(position - start).cut(end - position)
+
+    def index(self, position: int) -> int:
+        """Which piece holds a position; behind the last piece the number of pieces."""
+        return bisect_right(self.starts, position) - 1
 
     def append(self, tokens: Iterable[int]) -> Context:
         """This context with exact tokens behind it."""
@@ -150,10 +200,31 @@ class Context:
 
     def digest(self, length: int | None = None) -> bytes:
         """SHA-256 over the canonical serialisation of the first `length` tokens: 32 bytes."""
-        state = hashlib.sha256(_serialised_root(self.root))
-        for piece in _cut(self, len(self) if length is None else length):
-            state.update(_serialised_piece(piece))
-        return state.digest()
+        return self.hashed(len(self) if length is None else length).digest()
+
+    def hashed(self, length: int, new: Tokens = ()) -> Sha:
+        """The hash of the first `length` tokens and exact ones behind them, to go on from."""
+        length = min(length, len(self))
+        index = max(0, bisect_left(self.starts, length) - 1)
+        state, size = self._states[index].copy(), length - self.starts[index]
+        if size and new and self.pieces[index].exact:
+            state.update(b"\0" + struct.pack("<Q", size + len(new)))
+            state.update(self.pieces[index].packed[: 4 * size] + pack(new))
+            return state
+        if size:
+            state.update(self.pieces[index].labelled(size))
+        if new:
+            state.update(Piece(new).labelled())
+        return state
+
+    @cached_property
+    def _states(self) -> tuple[Sha, ...]:
+        """The hash of what is in front of each piece, at least of nothing."""
+        states: list[Sha] = [hashlib.sha256(_serialised_root(self.root))]
+        for piece in self.pieces[:-1]:
+            states.append(states[-1].copy())
+            states[-1].update(piece.labelled())
+        return tuple(states)
 
 
 def canonical(pieces: Iterable[Piece], root: bytes = b"") -> Context:
@@ -162,12 +233,12 @@ def canonical(pieces: Iterable[Piece], root: bytes = b"") -> Context:
     # The hash of all pieces but the last, which may still grow; no token is hashed many times.
     state = hashlib.sha256(_serialised_root(root))
     for piece in pieces:
-        last = _serialised_piece(merged[-1]) if merged else b""
+        last = merged[-1].labelled() if merged else b""
         if piece.origin is not None:
             before = state.copy()
             before.update(last)
             piece = Piece(piece.tokens) if piece.origin == before.digest() else piece
-        if merged and _continues(merged[-1], piece):
+        if merged and continues(merged[-1], piece):
             merged[-1] = Piece(merged[-1].tokens + piece.tokens, merged[-1].origin)
         elif piece.tokens:
             state.update(last)
@@ -177,7 +248,8 @@ def canonical(pieces: Iterable[Piece], root: bytes = b"") -> Context:
 
 def continuation(origin: bytes, tokens: Sequence[int]) -> bytes:
     """Origin of a row that was computed `tokens` behind a graft's first row: 32 bytes."""
-    return hashlib.sha256(b"continuation" + origin + _serialise(tokens)).digest()
+    size = struct.pack("<Q", len(tokens))
+    return hashlib.sha256(b"continuation" + origin + size + pack(tokens)).digest()
 
 
 def salted(salt: str) -> bytes:
@@ -199,11 +271,16 @@ def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-def _continues(left: Piece, right: Piece) -> bool:
+def pack(tokens: Sequence[int]) -> bytes:
+    """Token ids as u32, little endian; an `array` is filled much faster than `struct` packs."""
+    return np.asarray(array("I", tokens), "<u4").tobytes()
+
+
+def continues(left: Piece, right: Piece) -> bool:
     """Whether two neighbours are one piece."""
     if left.origin is None or right.origin is None:
         return left.origin is right.origin
-    return right.origin == continuation(left.origin, left.tokens)
+    return right.origin == left.continued()
 
 
 def _cut(context: Context, length: int) -> Iterator[Piece]:
@@ -211,20 +288,9 @@ def _cut(context: Context, length: int) -> Iterator[Piece]:
     for start, _, piece in context.spans():
         if start >= length:
             return
-        yield Piece(piece.tokens[: length - start], piece.origin)
-
-
-def _serialise(tokens: Sequence[int]) -> bytes:
-    """Length (u64) and ids (u32), little endian."""
-    return struct.pack(f"<Q{len(tokens)}I", len(tokens), *tokens)
+        yield piece.cut(length - start)
 
 
 def _serialised_root(root: bytes) -> bytes:
     """What the serialisation of a context begins with."""
     return struct.pack("<Q", len(root)) + root
-
-
-def _serialised_piece(piece: Piece) -> bytes:
-    """A piece within the serialisation of its context."""
-    label = b"\0" if piece.origin is None else b"\1" + piece.origin
-    return label + _serialise(piece.tokens)

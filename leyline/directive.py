@@ -1,8 +1,7 @@
 """Edits of a context, as pure functions.
 
 A `Directive` says what an edit means: tokens `[start, end)` become `replacement`. `apply` compiles
-a set of them to an `Edit`: the context afterwards and where each of its rows comes from. Nothing
-here computes a row.
+a set of them to an `Edit`: the context afterwards and where its rows come from; it computes none.
 
 A set means its directives one by one **from right to left**, so that every one is in the
 coordinates of the context before the set, and every replacement sees the original text to its
@@ -17,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import reduce
 from itertools import pairwise
 
+from leyline.applying import Change, edited
 from leyline.context import Context, Piece, Tokens, canonical
 from leyline.coverage import Coverage
 from leyline.errors import DirectiveError
@@ -47,12 +46,9 @@ class Source:
     context: Context
     start: int
 
-    def pieces(self, length: int) -> Iterator[Piece]:
+    def pieces(self, length: int) -> tuple[Piece, ...]:
         """The first `length` tokens as grafts."""
-        for piece in self.context.tail(self.start):
-            if length > 0:
-                yield Piece(piece.tokens[:length], piece.origin)
-            length -= len(piece.tokens)
+        return self.context.tail(self.start, self.start + length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +268,18 @@ def checked(
 
 def apply(context: Context, directives: Sequence[Directive]) -> Edit:
     """Compile a checked, sorted set: its directives one by one from right to left."""
-    identity = Edit(context, context, _runs((0, 0, len(context))), ())
-    return reduce(
-        lambda edit, directive: compose(edit, _apply_one(edit.after, directive)),
-        reversed(directives),
-        identity,
-    )
+    ordered = _without_forget(context, directives)
+    kept, inserts, shares, position, shift = list[Run](), list[Insert](), list[Share](), 0, 0
+    for one in ordered:
+        kept += _runs((position, position + shift, one.start - position))
+        if one.replacement and one.source:
+            shares.append(Share(one.source, one.start + shift, len(one.replacement)))
+        elif one.replacement:
+            inserts.append(Insert(one.start, one.start + shift, one.replacement))
+        position, shift = one.end, shift + one.delta
+    kept += _runs((position, position + shift, len(context) - position))
+    after = edited(context, map(_change, ordered))
+    return Edit(context, after, tuple(kept), tuple(inserts), tuple(shares))
 
 
 def compose(first: Edit, second: Edit) -> Edit:
@@ -300,18 +302,23 @@ def compose(first: Edit, second: Edit) -> Edit:
     return Edit(first.before, second.after, tuple(kept), tuple(inserts), tuple(shares))
 
 
-def _apply_one(context: Context, directive: Directive) -> Edit:
-    """One directive: head, replacement, and the tail as grafts."""
-    start, end, new = directive.start, directive.end, directive.replacement
-    if directive.mode is Mode.FORGET:
-        new, end = new + context.tokens[end:], len(context)
-    source = directive.source
-    middle = [Piece(new)] if source is None else source.pieces(len(new))
-    after = canonical([*context.prefix(start).pieces, *middle, *context.tail(end)], context.root)
-    kept = _runs((0, 0, start), (end, start + len(new), len(context) - end))
-    if new and source is not None:
-        return Edit(context, after, kept, (), (Share(source, start, len(new)),))
-    return Edit(context, after, kept, (Insert(start, start, new),) if new else ())
+def _without_forget(context: Context, directives: Sequence[Directive]) -> Sequence[Directive]:
+    """The same set without mode FORGET: the text behind the first one is its replacement."""
+    first = next((i for i, one in enumerate(directives) if one.mode is Mode.FORGET), None)
+    if first is None:
+        return directives
+    text, position = list[int](), directives[first].start
+    for one in directives[first:]:
+        text += [*context.tokens[position : one.start], *one.replacement]
+        position = one.end
+    new = (*text, *context.tokens[position:])
+    return [*directives[:first], Directive(directives[first].start, len(context), new)]
+
+
+def _change(one: Directive) -> Change:
+    """What a directive does to the context."""
+    brought = () if one.source is None else one.source.pieces(len(one.replacement))
+    return Change(one.start, one.end, one.replacement, brought)
 
 
 def _refusal(message: str) -> DirectiveError:

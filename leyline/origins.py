@@ -5,7 +5,8 @@ edit enters, when it commits, the contexts under which the first rows of its gra
 Such a context may hold grafts itself, whose origins are in the book too.
 
 What is not in the book is unknown, and whoever asks must then think the worst: a context that was
-restored from a file has grafts that no edit of this process made.
+restored from a file has grafts that no edit of this process made. The book is no longer than some
+number of tokens; the contexts that it has known for longest are unknown again when it is full.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import NamedTuple
 
 from leyline.context import Context, Piece, Tokens
 from leyline.directive import Edit
+
+MAX_TOKENS = 8_000_000  # 64 MB of references to token ids
 
 
 class View(NamedTuple):
@@ -40,10 +43,17 @@ class View(NamedTuple):
 
 
 class Origins:
-    """The contexts that grafts were computed under, by the digests that are their origins."""
+    """The contexts that grafts were computed under, by the digests that are their origins.
 
-    def __init__(self) -> None:
+    Args:
+        max_tokens: How many tokens the contexts in the book have at most, all together.
+    """
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self.max_tokens = max_tokens
+        self.num_tokens = 0
         self._views: dict[bytes, View] = {}
+        self._origins: dict[int, list[bytes]] = {}  # Of each context, by its id; the oldest first.
 
     def __len__(self) -> int:
         """How many origins are known."""
@@ -56,14 +66,20 @@ class Origins:
             if piece.origin is not None and piece.origin not in self._views:
                 view = self._source(edit, before, start)
                 if view is not None:
-                    self._views[piece.origin] = view
+                    self._note(piece.origin, view)
+        while self.num_tokens > self.max_tokens:
+            self._drop(next(iter(self._origins)))
+
+    def view(self, origin: bytes) -> View | None:
+        """`of`, as a part of a context that other origins share."""
+        return self._views.get(origin)
 
     def of(self, origin: bytes) -> Context | None:
         """The context under which the first row of a graft of this origin was computed.
 
         Every later row of the graft saw the graft's own tokens before it too. None if unknown.
         """
-        view = self._views.get(origin)
+        view = self.view(origin)
         return None if view is None else view.read()
 
     def seen(self, context: Context, position: int) -> Context | None:
@@ -86,16 +102,32 @@ class Origins:
             live: Origins of all grafts that exist: in the tree, in the contexts and versions of
                 sessions, in sequences and their edits. None, which is no origin, is ignored.
         """
-        kept: dict[bytes, View] = {}
-        waiting = list(live)
+        kept, waiting = set[bytes](), list(live)
         while waiting:
             origin = waiting.pop()
             view = self._views.get(origin) if origin is not None else None
             if origin is not None and view is not None and origin not in kept:
-                kept[origin] = view
+                kept.add(origin)
                 spans = view.context.spans()
                 waiting += [piece.origin for start, _, piece in spans if start < view.length]
-        self._views = kept
+        old = self._views
+        self._views, self._origins, self.num_tokens = {}, {}, 0
+        for origin, view in old.items():
+            if origin in kept:
+                self._note(origin, view)
+
+    def _note(self, origin: bytes, view: View) -> None:
+        """Enter an origin."""
+        if id(view.context) not in self._origins:
+            self._origins[id(view.context)] = []
+            self.num_tokens += len(view.context)
+        self._origins[id(view.context)].append(origin)
+        self._views[origin] = view
+
+    def _drop(self, context_id: int) -> None:
+        """Forget a context and all origins that need it."""
+        views = [self._views.pop(origin) for origin in self._origins.pop(context_id)]
+        self.num_tokens -= len(views[0].context)
 
     def _source(self, edit: Edit, before: Context, position: int) -> View | None:
         """What the row at a position after the edit saw."""
@@ -128,5 +160,5 @@ def _place(context: Context, position: int) -> tuple[int, int]:
 
 
 def _bare(context: Context) -> Context:
-    """The same context without the token list that it may carry along."""
-    return Context(context.pieces, context.root)
+    """The same context without what it and its pieces may carry along."""
+    return Context(tuple(Piece(one.tokens, one.origin) for one in context.pieces), context.root)

@@ -18,14 +18,17 @@ Too much may be taken away, never too little:
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
-from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from leyline.cache.radix import Node, RadixTree
-from leyline.context import Context, Tokens
-from leyline.origins import Origins
+from leyline.context import Context, Piece, Tokens
+from leyline.origins import Origins, View
 
+MAX_SPELLED = 2_000_000  # tokens whose spelling is remembered
 Spell = Callable[[int], bytes]
 Place = tuple[Node, int]  # a node, and the offset of a token in it
 Step = tuple[Node, bytes, bytes | None]  # a node, its path so far, what its graft saw so far
@@ -69,8 +72,10 @@ class Purge:
         self.text = text
         self.origins = origins
         self._bytes = _Bytes(spell)
-        self._runs: dict[int, tuple[Tokens, bytes]] = {}
+        self._runs: dict[int, _Spelled] = {}
+        self._num_spelled = 0
         self._ends: dict[bytes, bytes | None] = {}
+        self._needed: dict[tuple[int, bytes | None], tuple[object, int]] = {}
 
     def holds(self, context: Context) -> bool:
         """Whether the context's own tokens spell the text, whatever its rows saw."""
@@ -159,17 +164,11 @@ class Purge:
             at += len(self._spelled(node.tokens))
         return node, self._token(node.tokens, at)
 
-    def _first_graft(self, context: Context, *, ends: bool = True) -> int:
-        """Position of the first grafted row that knows the text; the length if there is none.
-
-        Args:
-            context: Any context.
-            ends: Whether it is a path that ends, and not one that a graft goes on from.
-        """
+    def _first_graft(self, context: Context) -> int:
+        """Position of the first grafted row that knows the text; the length if there is none."""
         for start, end, piece in context.spans():
             if piece.origin is not None:
-                seen = self._seen(piece.origin)
-                last = ends and end == len(context)
+                seen, last = self._seen(piece.origin), end == len(context)
                 first = 0 if seen is None else self._first(seen, piece.tokens, last)
                 if first is not None:
                     return start + first
@@ -182,8 +181,7 @@ class Purge:
 
     def _token(self, tokens: Tokens, at: int) -> int:
         """Index of the token that holds a byte; of the first one if the byte is in front of it."""
-        ends = accumulate(len(self._bytes[token]) for token in tokens)
-        return bisect_right(list(ends), at) if at >= 0 else 0
+        return int(np.searchsorted(self._spell(tokens).ends, at, "right")) if at >= 0 else 0
 
     def _seen(self, origin: bytes) -> bytes | None:
         """The last bytes of what a graft's first row saw; None if that row knows the text."""
@@ -192,22 +190,73 @@ class Purge:
             if waiting[-1] in self._ends:
                 waiting.pop()
                 continue
-            context = self.origins.of(waiting[-1])
-            grafts = [piece.origin for piece in context.pieces if piece.origin] if context else []
+            view = self.origins.view(waiting[-1])
+            grafts = [piece.origin for _, piece in _parts(view) if piece.origin] if view else []
             unread = [graft for graft in grafts if graft not in self._ends]
             waiting += unread  # No recursion: thousands of edits may lie behind a context.
             if not unread:
-                self._ends[waiting[-1]] = self._read(context)
+                self._ends[waiting[-1]] = self._read(view)
         return self._ends[origin]
 
-    def _read(self, context: Context | None) -> bytes | None:
-        """The last bytes of a context, None if a row of it knows the text or nobody knows it."""
+    def _read(self, view: View | None) -> bytes | None:
+        """The last bytes in view, None if a row there knows the text or nobody knows it."""
         if not self.text:
             return b""
-        if context is None or self.holds(context):
+        if view is None or self._knows(view):
             return None
-        known = self._first_graft(context, ends=False) < len(context)
-        return None if known else self._end(self._text(context))
+        data = b""
+        for start, piece in _parts(view):
+            data = self._end(data + self._last(piece.tokens, view.length - start))
+        return data
+
+    def _knows(self, view: View) -> bool:
+        """Whether a row in view knows all of the text. What grafts in it saw has been read."""
+        if self._until(view.context) <= view.length:
+            return True
+        return any(
+            self._until_graft(piece) <= min(len(piece.tokens), view.length - start)
+            for start, piece in _parts(view)
+            if piece.origin is not None
+        )
+
+    def _until(self, context: Context) -> int:
+        """How many tokens of a context spell the text; one more than all if they do not."""
+        key = id(context), None
+        if key not in self._needed:  # The context is kept beside the number, and so is its id.
+            self._needed[key] = context, self._spells(context)
+        return self._needed[key][1]
+
+    def _spells(self, context: Context) -> int:
+        """`_until`, found out."""
+        data = b""
+        for start, _, piece in context.spans():
+            length = self._complete(data, piece.tokens)
+            if length <= len(piece.tokens):
+                return start + length
+            data = self._end(data + self._last(piece.tokens, length))
+        return len(context) + 1
+
+    def _until_graft(self, piece: Piece) -> int:
+        """How many tokens of a graft there are until one knows all of the text."""
+        assert piece.origin is not None, "not a graft"
+        key, seen = (id(piece.tokens), piece.origin), self._ends[piece.origin]
+        if key not in self._needed:
+            length = 1 if seen is None else self._complete(seen, piece.tokens)
+            self._needed[key] = piece.tokens, length
+        return self._needed[key][1]
+
+    def _complete(self, before: bytes, tokens: Tokens) -> int:
+        """How many tokens complete the text, given the bytes before; one more than all if none."""
+        data, ends = self._spell(tokens).data, self._spell(tokens).ends
+        at = (before + data).find(self.text)
+        end = at + len(self.text) - len(before)
+        return len(tokens) + 1 if at < 0 else int(np.searchsorted(ends, end)) + 1
+
+    def _last(self, tokens: Tokens, length: int) -> bytes:
+        """The last bytes of the first `length` tokens: no more than count."""
+        data, ends = self._spell(tokens).data, self._spell(tokens).ends
+        end = len(data) if length >= len(tokens) else int(ends[length - 1])
+        return self._end(data[max(0, end - len(self.text)) : end])
 
     def _find(self, data: bytes, last: bool) -> int:
         """Offset of the text, or of its first half and more if that is the `last` of a path.
@@ -233,10 +282,27 @@ class Purge:
         return b"".join(self._spelled(piece.tokens) for piece in context.pieces)
 
     def _spelled(self, tokens: Tokens) -> bytes:
-        """What a run of tokens spells; contexts have most of their runs in common."""
+        """What a run of tokens spells."""
+        return self._spell(tokens).data
+
+    def _spell(self, tokens: Tokens) -> _Spelled:
+        """A run of tokens and what it spells; contexts have most of their runs in common."""
         if id(tokens) not in self._runs:  # The run is kept beside its bytes, and so is its id.
-            self._runs[id(tokens)] = tokens, b"".join(map(self._bytes.__getitem__, tokens))
-        return self._runs[id(tokens)][1]
+            if self._num_spelled > MAX_SPELLED:
+                self._runs, self._num_spelled = {}, 0
+            words = [self._bytes[token] for token in tokens]
+            ends = np.fromiter(map(len, words), np.int64, len(words)).cumsum()
+            self._runs[id(tokens)] = _Spelled(tokens, b"".join(words), ends)
+            self._num_spelled += len(tokens)
+        return self._runs[id(tokens)]
+
+
+class _Spelled(NamedTuple):
+    """A run of tokens, its bytes, and where in them each token ends."""
+
+    tokens: Tokens
+    data: bytes
+    ends: npt.NDArray[np.int64]
 
 
 class _Bytes(dict[int, bytes]):
@@ -249,6 +315,11 @@ class _Bytes(dict[int, bytes]):
     def __missing__(self, token: int) -> bytes:
         self[token] = self.spell(token)
         return self[token]
+
+
+def _parts(view: View) -> list[tuple[int, Piece]]:
+    """The pieces that a view reaches into, and where they start; the last one may end behind it."""
+    return [(start, piece) for start, _, piece in view.context.spans() if start < view.length]
 
 
 def _is_below(node: Node, cuts: dict[Node, int]) -> bool:

@@ -170,10 +170,13 @@ def _saw(search: Purge, context: Context) -> bool:
 def _slots_that_saw(search: Purge, work: Sequence) -> set[int]:
     """Slots of a running sequence whose rows know the text, those of an edit under way included."""
     context = work.view.whole()
-    slots = set(work.view.owned_from(search.first_dependent(context)).tolist())
-    if work.splice is not None:
-        inserts = work.splice.edit.inserts
-        if any(_saw(search, context.prefix(new.start).append(new.tokens)) for new in inserts):
+    first = search.first_dependent(context)
+    slots = set(work.view.owned_from(first).tolist())
+    if work.splice is None:
+        return slots
+    for new in work.splice.edit.inserts:
+        # No path ends with an insert: a part of the text at its end is no trace of it.
+        if first < new.start or search.holds(context.prefix(new.start).append(new.tokens)):
             slots.update(work.splice.private.tolist())
     return slots
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,13 @@ def test_a_tail_of_grafts_keeps_each_origin(context: Context, start: int) -> Non
 
 def pieces_from(context: Context, start: int) -> list[tuple[int, int, Piece]]:
     return [span for span in context.spans() if span[1] > start]
+
+
+@given(CONTEXTS, st.integers(0, 25), st.integers(0, 25))
+def test_a_tail_ends_where_it_is_told_to(context: Context, start: int, end: int) -> None:
+    whole = flat(Context(context.tail(start)))
+    assert flat(Context(context.tail(start, end))) == whole[: max(0, end - start)]
+    assert all(piece.tokens for piece in context.tail(start, end))
 
 
 @given(CONTEXTS)
@@ -204,6 +212,36 @@ def test_a_continuation_is_no_digest_and_depends_on_all_it_is_made_of() -> None:
     origin = Context.of([1]).digest()
     made = {continuation(origin, tokens) for tokens in ((), (2,), (2, 3), (3, 2))}
     assert len(made) == 4 and Context.of([1, 2]).digest() not in made
+
+
+def test_digests_are_what_they_were() -> None:
+    """They are in saved sessions, and in the origins of every graft: computed once, by `struct`."""
+    pieces = [Piece((1, 2, 3)), Piece((4, 70_000, 2**32 - 1), b"o" * 32), Piece((5,))]
+    context = canonical(pieces, b"r")
+    assert [context.digest(length).hex()[:16] for length in (0, 2, 3, 5, 7)] == [
+        "25ad539354c12e5d",
+        "d690240f74c0f4c1",
+        "d9b58df889e474cf",
+        "ecdfefe1275327c3",
+        "d336cb20f2d8beb2",
+    ]
+    assert Context.of(range(1000)).digest().hex()[:16] == "24b443a65fca4303"
+    assert continuation(b"o" * 32, (1, 70_000)).hex()[:16] == "9cbf643883124976"
+    assert context.tail(1)[0] == Piece((2, 3), context.digest(1))
+    assert context.digest(1).hex()[:16] == "3f8aa189748dd839"
+
+
+@given(CONTEXTS, st.integers(0, 25), TOKENS)
+def test_a_digest_goes_on_with_exact_tokens(
+    context: Context, length: int, new: tuple[int, ...]
+) -> None:
+    assert context.hashed(length, new).digest() == context.prefix(length).append(new).digest()
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_an_id_that_is_none_has_no_digest(token: int) -> None:
+    with pytest.raises(OverflowError):
+        Context.of([token]).digest()
 
 
 def test_salts_are_roots() -> None:

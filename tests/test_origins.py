@@ -149,6 +149,40 @@ def test_a_view_that_goes_another_way_than_its_context_is_a_copy() -> None:
     assert View(context, 3).read() is context and View(context, 2).read() == Context.of([1, 2])
 
 
+def test_the_oldest_context_is_unknown_once_the_book_is_full() -> None:
+    origins, found = Origins(max_tokens=250), list[bytes]()
+    for number in range(4):
+        edit = apply(Context.of([number] * 100), [Directive(10, 11), Directive(60, 61)])
+        origins.learn(edit)
+        found += [piece.origin for piece in edit.after.pieces if piece.origin is not None]
+        assert origins.num_tokens == 100 * min(2, number + 1)
+    assert [origins.of(origin) is not None for origin in found] == [False] * 4 + [True] * 4
+    origins.prune(reversed(found))
+    origins.learn(apply(Context.of([5] * 100), [Directive(10, 11)]))
+    assert [origins.of(origin) is not None for origin in found] == [False] * 6 + [True] * 2
+    origins.prune(found)
+    assert len(origins) == 2 and origins.num_tokens == 100
+    origins.learn(apply(Context.of([9] * 300), [Directive(0, 1)]))
+    assert len(origins) == origins.num_tokens == 0
+
+
+def test_what_falls_out_of_the_book_is_doubted() -> None:
+    """Less is known, and then more is taken away, never less."""
+    origins, context = Origins(max_tokens=3), Context.of([1, 2, 3, 4])
+    edit = apply(context, [Directive(1, 2)])
+    origins.learn(edit)
+    assert len(origins) == 0 and origins.seen(edit.after, 2) is None
+
+
+def test_the_book_holds_no_more_than_the_tokens() -> None:
+    origins, context = Origins(), Context.of([1, 2, 3, 4])
+    assert context.digest() and context.tokens
+    origins.learn(apply(context, [Directive(1, 2)]))
+    (view,) = origins._views.values()
+    assert view.context.pieces[0].tokens is context.pieces[0].tokens
+    assert "packed" in vars(context.pieces[0]) and "packed" not in vars(view.context.pieces[0])
+
+
 # -- single cases ---------------------------------------------------------------------------------
 
 
