@@ -84,9 +84,16 @@ def config_data(preset: str) -> dict[str, Any]:
 
 def write_checkpoint(preset: str, folder: Path) -> Oracle:
     """Write a family's small checkpoint; returns the model that it was written from."""
+    oracle = write_weights(preset, folder, {})
+    write_tokenizer(folder)
+    return oracle
+
+
+def write_weights(preset: str, folder: Path, changes: dict[str, Any]) -> Oracle:
+    """The same without what turns text into ids; `changes` are to the config."""
     import transformers
 
-    family, data = FAMILIES[preset], config_data(preset)
+    family, data = FAMILIES[preset], config_data(preset) | changes
     config_class = getattr(transformers, family.config_class)
     theirs = config_class.from_dict({n: v for n, v in data.items() if n != "auto_map"})
     theirs.model_type = config_class.model_type  # joyai_llm_flash is unknown to transformers
@@ -97,8 +104,7 @@ def write_checkpoint(preset: str, folder: Path) -> Oracle:
         for shard in shards:
             rewrite(shard, lambda name, value: _bias(name, value, family.bias_dtype))
     if data.get("num_nextn_predict_layers"):
-        add_tensors(folder, family.mtp_file or shards[-1].name, mtp_layer(preset))
-    write_tokenizer(folder)
+        add_tensors(folder, family.mtp_file or shards[-1].name, mtp_layer(preset, data))
     for name in NEVER_READ:
         (folder / name).write_text("raise SystemExit('never to be run')")
     return oracle
@@ -119,12 +125,13 @@ def add_tensors(folder: Path, file: str, tensors: dict[str, Tensor]) -> None:
     save_file(old | tensors, path, metadata={"format": "pt"})
     index = json.loads((folder / INDEX_NAME).read_text())
     index["weight_map"] |= dict.fromkeys(tensors, file)
+    index["metadata"]["total_size"] += sum(value.nbytes for value in tensors.values())
     (folder / INDEX_NAME).write_text(json.dumps(index))
 
 
-def mtp_layer(preset: str) -> dict[str, Tensor]:
+def mtp_layer(preset: str, data: dict[str, Any]) -> dict[str, Tensor]:
     """The MTP layer that a real checkpoint carries behind the model's own layers."""
-    data, family = config_data(preset), FAMILIES[preset]
+    family = FAMILIES[preset]
     layer, hidden = data["num_hidden_layers"], data["hidden_size"]
     longer = data | {"num_hidden_layers": layer + 1}
     if family.mtp_dense:
@@ -136,9 +143,9 @@ def mtp_layer(preset: str) -> dict[str, Tensor]:
         f"{prefix}enorm.weight": (hidden,),
         f"{prefix}hnorm.weight": (hidden,),
         f"{prefix}eh_proj.weight": (hidden, 2 * hidden),
-        f"{prefix}embed_tokens.weight": (VOCAB_SIZE, hidden),
+        f"{prefix}embed_tokens.weight": (data["vocab_size"], hidden),
         f"{prefix}shared_head.norm.weight": (hidden,),
-        f"{prefix}shared_head.head.weight": (VOCAB_SIZE, hidden),
+        f"{prefix}shared_head.head.weight": (data["vocab_size"], hidden),
     }
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 

@@ -134,14 +134,18 @@ class Attention:
         def take(name: str, dtype: torch.dtype = dtype) -> Tensor:
             return weights.take(f"{prefix}{name}.weight", dtype)
 
-        first = take("q_proj" if lora is None else "q_a_proj")
-        down_bias, out_bias = _biases(config, weights, prefix, dtype, first.shape[0])
-        self._down = Linear(torch.cat([first, take("kv_a_proj_with_mqa")]), down_bias)
+        def linear(*names: str, bias: Tensor | None = None) -> Linear:
+            full = [f"{prefix}{name}.weight" for name in names]
+            return Linear.load(weights, full, dtype, bias)
+
+        down_bias, out_bias = _biases(config, weights, prefix, dtype, queries)
+        first = "q_proj" if lora is None else "q_a_proj"
+        self._down = linear(first, "kv_a_proj_with_mqa", bias=down_bias)
         self._q_norm = None if lora is None else take("q_a_layernorm", torch.float32)
-        self._q_up = None if lora is None else Linear(take("q_b_proj"))
+        self._q_up = None if lora is None else linear("q_b_proj")
         self._kv_norm = take("kv_a_layernorm", torch.float32)
         self._kv_b = take("kv_b_proj").unflatten(0, (self._heads, -1))
-        self._out = Linear(take("o_proj"), out_bias)
+        self._out = linear("o_proj", bias=out_bias)
 
     def __call__(self, x: Tensor, plan: Plan, cache: LayerCache) -> Tensor:
         """Write the rows of `x` to the cache, then attend.

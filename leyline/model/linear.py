@@ -8,11 +8,14 @@ the order of summation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from leyline.model.parameters import WeightSource
 
 # The block layout is chosen for a number of rows; that for 4 is within 10 % of the best from 1
 # to 256 rows, which no other hint is.
@@ -35,6 +38,21 @@ class Linear:
         self._packed = _pack(weight)
         # The packed copy replaces the plain one: a model is in memory once.
         self._weight = weight if self._packed is None else None
+
+    @classmethod
+    def load(
+        cls,
+        weights: WeightSource,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+    ) -> Linear:
+        """The projection whose weight is the named parameters, one below the other."""
+        lent = weights.lend(names, dtype)
+        linear = cls(lent, bias)
+        if linear._weight is lent:
+            linear._weight = lent.clone()
+        return linear
 
     def __call__(self, x: Tensor) -> Tensor:
         """Project rows [..., in] of the weight's dtype to [..., out]."""

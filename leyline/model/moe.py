@@ -23,10 +23,9 @@ class Mlp:
     """
 
     def __init__(self, weights: WeightSource, prefix: str, dtype: torch.dtype) -> None:
-        gate = weights.take(f"{prefix}gate_proj.weight", dtype)
-        up = weights.take(f"{prefix}up_proj.weight", dtype)
-        self._gate_up = Linear(torch.cat([gate, up]))
-        self._down = Linear(weights.take(f"{prefix}down_proj.weight", dtype))
+        both = (f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")
+        self._gate_up = Linear.load(weights, both, dtype)
+        self._down = Linear.load(weights, (f"{prefix}down_proj.weight",), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, D] to [T, D], both in the model's dtype."""

@@ -7,7 +7,7 @@ them, so a parameter that nobody takes or that two modules take cannot go unnoti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -27,6 +27,16 @@ class WeightSource(Protocol):
 
         Raises:
             ModelError: There is none, it was taken before, or its values are not finite.
+        """
+        ...
+
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Parameters [rows, in] below one another, for somebody who copies or packs them anyway.
+
+        The tensor may be overwritten by the next call of this source.
+
+        Raises:
+            ModelError: As `take`.
         """
         ...
 
@@ -58,6 +68,10 @@ class RandomWeights:
             value *= value.shape[1] ** -0.5
         return value.to(dtype).to(self._device)
 
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Parameters that were not taken before; see `WeightSource.lend`."""
+        return torch.cat([self.take(name, dtype) for name in names])
+
     def take_all(self, places: Mapping[str, Tensor]) -> None:
         """Parameters that were not taken before; see `WeightSource.take_all`."""
         for name, out in places.items():
@@ -84,6 +98,10 @@ class EmptyWeights:
     def take(self, name: str, dtype: torch.dtype) -> Tensor:
         """A parameter that was not taken before; see `WeightSource.take`."""
         return torch.empty(self._claim(name), dtype=dtype, device=self._device)
+
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Parameters that were not taken before; see `WeightSource.lend`."""
+        return torch.cat([self.take(name, dtype) for name in names])
 
     def take_all(self, places: Mapping[str, Tensor]) -> None:
         """Parameters that were not taken before; see `WeightSource.take_all`."""

@@ -97,8 +97,11 @@ class Transformer:
             for index in range(config.num_hidden_layers)
         ]
         self._norm = source.take("model.norm.weight", torch.float32)
-        tied = config.tie_word_embeddings
-        self._head = Linear(self._embedding if tied else source.take("lm_head.weight", dtype))
+        self._head = (
+            Linear(self._embedding)
+            if config.tie_word_embeddings
+            else Linear.load(source, ("lm_head.weight",), dtype)
+        )
 
     def forward(
         self,

@@ -17,8 +17,9 @@ experts were measured there, against 1.6.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -119,6 +120,7 @@ class Checkpoint:
         self._check_weights = check_weights
         self._files: dict[str, TensorFile] = {}
         self._left: Counter[str] = Counter()  # tensors still to be read, by file
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._open = ExitStack()
 
     def __enter__(self) -> Checkpoint:
@@ -151,6 +153,7 @@ class Checkpoint:
         trace: TracebackType | None,
     ) -> None:
         self._files = {}
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._open.close()
 
     @property
@@ -165,6 +168,18 @@ class Checkpoint:
         self._read(name, out)
         return out
 
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Read parameters below one another, into a buffer that is used again; see `WeightSource`.
+
+        Fresh memory costs more than the copying into it, and whoever packs a weight needs it once.
+        """
+        shapes = [self._claim(name) for name in names]
+        rows = [shape[0] for shape in shapes]
+        out = self._lent_place((sum(rows), *shapes[0][1:]), dtype)
+        for name, part in zip(names, out.split(rows), strict=True):
+            self._read(name, part)
+        return out
+
     def take_all(self, places: Mapping[str, Tensor]) -> None:
         """Read parameters into places that are there; see `WeightSource.take_all`."""
         for name, out in places.items():
@@ -176,6 +191,13 @@ class Checkpoint:
                 self._read(name, places[name])
         for name, _ in zip(plain, copied, strict=True):
             self._finish(name, places[name])
+
+    def _lent_place(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        count = math.prod(shape)
+        num_bytes = count * dtype.itemsize
+        if self._buffer.numel() < num_bytes:
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return self._buffer[:num_bytes].view(dtype).view(shape)
 
     def require_all_taken(self) -> None:
         """Raise unless the model took every parameter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,9 @@ class InMemory:
 
     def take(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._weights.pop(name).to(dtype)
+
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        return torch.cat([self.take(name, dtype) for name in names])
 
     def take_all(self, places: Mapping[str, Tensor]) -> None:
         for name, out in places.items():

@@ -120,6 +120,9 @@ class OnePercentOff:
         value = self._source.take(name, dtype)
         return value * 1.01 if self._kind in name else value
 
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        return torch.cat([self.take(name, dtype) for name in names])
+
     def take_all(self, places: Mapping[str, Tensor]) -> None:
         self._source.take_all(places)
         for name, out in places.items():

@@ -5,7 +5,7 @@ Errors are relative to the root mean square of the oracle's value; float32 passe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,9 @@ class Swapped:
             return value
         heads = value.unflatten(0, (self._config.num_attention_heads, -1))
         return heads.roll(self._config.v_head_dim, dims=1).flatten(0, 1)
+
+    def lend(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        return self._checkpoint.lend(names, dtype)
 
     def take_all(self, places: Mapping[str, Tensor]) -> None:
         self._checkpoint.take_all(places)
