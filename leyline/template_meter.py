@@ -28,9 +28,12 @@ OUTPUT_FACTOR = 32  # all output, over the whole input: a text passes through se
 MAX_BITS = 4096  # of an integer
 MAX_DIGITS = 6  # of a width
 MAX_PRECISION = 1_000  # digits to round to
+FLOAT_SIZE = 512  # characters that a format may make of a float
 
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _PLAIN = (str, int, float, bool, type(None))
+_TEXTS = (str, bytes, bytearray)
+_FLAT = (*_PLAIN, *_TEXTS, complex)
 
 
 class WorkLimitError(SecurityError):
@@ -78,10 +81,11 @@ class Meter:
         """
         size = 0
         for value in values:
-            if isinstance(value, str):
-                size += len(value)
-                self.spend(len(value) // CHARACTERS_A_STEP)
-            elif not isinstance(value, _PLAIN):
+            if isinstance(value, _FLAT):
+                size += _flat_size(value)
+                if isinstance(value, _TEXTS):
+                    self.spend(len(value) // CHARACTERS_A_STEP)
+            else:
                 size += self._container(value)
         self.spend()
         return size
@@ -119,8 +123,8 @@ class Meter:
         while waiting:
             item = waiting.pop()
             visits += 1
-            if isinstance(item, _PLAIN):
-                size += len(item) if isinstance(item, str) else 1
+            if isinstance(item, _FLAT):
+                size += _flat_size(item)
             elif (known := self._known.get(id(item))) is not None:
                 size += known
             else:
@@ -131,6 +135,14 @@ class Meter:
         self.spend(visits // ELEMENTS_A_STEP)
         self.fits(size)
         return size
+
+
+def _flat_size(value: Any) -> int:
+    """The size of what is no container; that of a number is 1, or its bits if it is large."""
+    if isinstance(value, _TEXTS):
+        return len(value)
+    bits = value.bit_length() if isinstance(value, int) else 0
+    return bits if bits > ELEMENT_SIZE else 1
 
 
 def _parts(value: Any) -> Any:
@@ -156,11 +168,11 @@ def plain_copy(value: Any, known: dict[int, int]) -> tuple[Any, int]:
         The copy and its size.
     """
     if value is None or type(value) in _PLAIN:
-        return value, len(value) if type(value) is str else 1
+        return value, _flat_size(value)
     if isinstance(value, str):
         return str.__str__(value), len(value)
     if isinstance(value, (int, float)):
-        return (int(value) if isinstance(value, int) else float(value)), 1
+        return (int(value) if isinstance(value, int) else float(value)), _flat_size(value)
     if isinstance(value, Mapping):
         pairs = [(*plain_copy(k, known), *plain_copy(v, known)) for k, v in value.items()]
         copy: Any = {key: item for key, _, item, _ in pairs}
@@ -225,7 +237,18 @@ def check_fields(meter: Meter, text: str, mark: str, values: list[Any]) -> None:
     if any(len(width) > MAX_DIGITS for width in widths):
         raise WorkLimitError("it formats with a huge width")
     field = meter.read(*values) + max(map(int, widths), default=0)
+    numbers = [number for value in values for number in _numbers(value)]
+    field += sum(ELEMENT_SIZE if isinstance(number, int) else FLOAT_SIZE for number in numbers)
     meter.fits(len(text) + text.count(mark) * field)
+
+
+def _numbers(value: Any) -> list[Any]:
+    """The numbers that a field may reach, and print in any way."""
+    if isinstance(value, Mapping):
+        items: Any = value.values()
+    else:
+        items = value if isinstance(value, tuple) else (value,)
+    return [item for item in items if isinstance(item, (int, float, complex))]
 
 
 def check_binop(meter: Meter, operation: str, left: Any, right: Any) -> None:
@@ -239,8 +262,9 @@ def check_binop(meter: Meter, operation: str, left: Any, right: Any) -> None:
         whole = isinstance(left, int) and isinstance(right, int)
         if whole and left.bit_length() * abs(right) > MAX_BITS:
             raise WorkLimitError("it makes a huge number")
-    elif operation == "%" and isinstance(left, str):
-        check_percent(meter, left, right)
+    elif operation == "%" and isinstance(left, _TEXTS):
+        text = left if isinstance(left, str) else left.decode("latin-1")
+        check_percent(meter, text, right)
 
 
 STR_CHECKS: Mapping[str, Callable[..., None]] = {

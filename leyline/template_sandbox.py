@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, ClassVar, NoReturn
@@ -42,8 +43,10 @@ from leyline.template_tree import CONCAT, MEASURED, OUTPUT, SPENT, TURNS, Meteri
 MAX_SOURCE = 1 << 18  # characters; the longest templates of the hub have about 30,000
 LEFT_OUT = ("filesizeformat", "forceescape", "pprint", "random", "striptags", "urlize")
 LEFT_OUT += ("wordwrap", "xmlattr")
-UNSAFE_STR = frozenset({"maketrans", "translate"})  # they grow a text as they like
+UNSAFE_STR = frozenset({"encode", "maketrans", "translate"})  # to bytes, or to any length
+MAX_LAYOUT = 64  # characters of an indent or a separator of JSON
 STRFTIME_GROWTH = 256  # the most that Python makes of a pattern
+PART_FIELD = re.compile(r"\{[^{}:!]*[.\[]")  # such as {0.x}: the part may be any size
 WITHOUT_METHODS = (bytes, int, float, complex)
 
 
@@ -164,6 +167,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         def bounded(*args: Any, **kwargs: Any) -> str:
             if _has_nested_field(text):
                 raise WorkLimitError("it formats with a width that it does not name")
+            if PART_FIELD.search(text.replace("{{", "").replace("}}", "")):
+                raise WorkLimitError("it formats with a part of a value")
             check_fields(METER.get(), text, "{", [*args, *kwargs.values()])
             return wrapped(*args, **kwargs)
 
@@ -214,7 +219,7 @@ def _turns(context: Context, values: Iterable[Any], weight: int) -> Iterator[Any
 @pass_context
 def _output(context: Context, values: list[Any]) -> str:
     meter = METER.get()
-    return meter.wrote("".join([_text(value) for value in values]))
+    return "".join([meter.wrote(_text(value)) for value in values])
 
 
 @pass_context
@@ -283,10 +288,16 @@ def _strftime_now(pattern: str) -> str:
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if separators is not None:
+        item, key = separators
+        separators = (str(item), str(key))
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if max(width, *map(len, separators or ("",))) > MAX_LAYOUT:
+        raise WorkLimitError("it makes a JSON text with wide gaps")
     # jinja2's own tojson escapes HTML characters, which models have never seen in training.
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

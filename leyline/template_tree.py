@@ -72,9 +72,17 @@ class Metering(NodeTransformer):
         return node
 
     def visit_For(self, node: nodes.For) -> nodes.For:
-        """Count the turns."""
+        """Count the turns; those of `loop(...)`, in the loop itself."""
         self.generic_visit(node)
-        node.iter = self._filtered(node.iter, TURNS, node, _weight(node))
+        weight = _weight(node)
+        node.iter = self._filtered(node.iter, TURNS, node, weight)
+        if node.recursive:
+            spent = self._filtered(weight, SPENT, node)  # is None
+            if node.test is not None:
+                node.test = nodes.Or(spent, node.test)
+            for body in (node.body, node.else_):
+                if body:
+                    body.insert(0, nodes.ExprStmt(spent))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:

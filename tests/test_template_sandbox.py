@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -76,6 +77,9 @@ def test_what_reaches_for_python_files_or_html_is_refused_when_it_is_loaded(sour
         "{{ (1).to_bytes(10 ** 10, 'big') }}",
         "{{ 'a'.encode().zfill(10 ** 10) }}",
         "{{ 'aaa'.translate({97: 'a' * 1000}) }}",
+        "{% set x = 'a'.encode() * 30000000 %}",
+        "{% set x = '%30000000d'.encode() % 1 %}",
+        "{% set x = ('a' | attr('encode'))() * 30000000 %}",
     ],
 )
 def test_what_reaches_for_them_in_disguise_is_refused_by_the_probes(source):
@@ -117,6 +121,16 @@ ENDLESS = {
     "{% endmacro %}{{ f(60) }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "recursive loop": "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    "recursive loop, long": "{% for i in [1] recursive %}{% if loop.depth < 2 %}"
+    "{% set x = loop(range(300)) %}{% else %}" + "{% if i %}{% endif %}" * 2000 + "{% endif %}"
+    "{% endfor %}",
+    "recursive loop, its test": "{% for i in [1] if i == 1 " + "== 1 " * 3000 + "recursive %}"
+    "{% if loop.depth < 2 %}{% set x = loop([1] * 300) %}{% endif %}{% endfor %}",
+    "recursive loop, its else": "{% for i in [1] recursive %}"
+    + "{% set x = loop([]) %}" * 300
+    + "{% else %}"
+    + "{% if i %}{% endif %}" * 3000
+    + "{% endfor %}",
     "block": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
     "sums": repeated("{{ range(20000) | sum }}"),
     "lazy sums": repeated("{{ x | reverse | sum }}"),
@@ -169,7 +183,19 @@ HUGE = {
     "slice": "{{ [1] | slice(10 ** 10) | list }}",
     "round": "{{ 1.5 | round(10 ** 9, 'ceil') }}",
     "json": "{% set n = namespace(x=[1]) %}{% for i in range(400) %}{% set n.x = [n.x] %}"
-    "{% endfor %}{{ ([n.x] * 40) | tojson(indent=1000) }}",
+    "{% endfor %}{{ ([n.x] * 40) | tojson(indent=64) }}",
+    "json indent": "{{ [1] | tojson(indent=900000) | length }}",
+    "json indent by text": "{{ [1] | tojson(indent='a' * 900000) | length }}",
+    "json separators": "{{ ([1] * 9) | tojson(separators=('x' * 90000, ':')) | length }}",
+    "format number": "{{ ('{0:b}' * 10000).format(2 ** 2000) | length }}",
+    "format float": "{{ ('{0:f}' * 100000).format(1e308) | length }}",
+    "percent number": "{{ ('%(a)d' * 50000) % {'a': 2 ** 2000} }}",
+    "percent float": "{{ ('%(a)f' * 100000) % {'a': 1e308} }}",
+    "format field of a namespace": "{% set n = namespace(x='a' * 90000) %}"
+    "{{ ('{0.x}' * 300).format(n) | length }}",
+    "format item of a namespace": "{% set n = namespace(x='a' * 90000) %}"
+    "{{ ('{0[x]}' * 300).format(n) | length }}",
+    "huge numbers in a list": "{{ ([2 ** 4000] * 20000) | string | length }}",
     "date": "{{ strftime_now('%c' * 100000) }}",
     "source": "a" * 300_000,
 }
@@ -188,6 +214,27 @@ def test_huge_values_are_refused_before_they_are_made(source):
     with pytest.raises(ModelError, match=r"makes a|writes too|formats with|rounds to|is longer"):
         ChatTemplate(source)
     assert time.perf_counter() - start < 5
+
+
+def test_output_is_refused_before_its_pieces_are_joined():
+    source = "{% set x = 'a' * 900000 %}" + "{{ x }}" * 100
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match="writes too much"):
+            ChatTemplate(source)
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_bytes_and_numbers_have_a_size():
+    meter = template_meter.Meter({}, 0)
+    assert meter.read(b"abc", bytearray(4)) == 7
+    assert meter.read([b"abc"]) == template_meter.ELEMENT_SIZE + 3
+    assert meter.read(2**2000) == 2001
+    for operation, left in (("*", b"a"), ("%", b"%5000000d"), ("%", bytearray(b"%5000000d"))):
+        with pytest.raises(template_meter.WorkLimitError):
+            template_meter.check_binop(meter, operation, left, 30_000_000)
 
 
 def test_the_real_limit_is_a_matter_of_seconds():
