@@ -23,6 +23,8 @@ from leyline.config import EngineConfig
 from leyline.errors import ConfigError, InvalidRequestError, LeylineError
 from leyline.server.settings import ServerConfig
 
+logger = logging.getLogger(__name__)
+
 DESCRIPTION = """\
 Serve a model with multi-head latent attention and edit its cached context.
 
@@ -35,6 +37,16 @@ Serve a model with multi-head latent attention and edit its cached context.
 """
 # The hub library's HTTP client logs every request, signed addresses of downloads included.
 CHATTY = ("httpx", "httpx2")
+# What a broken model may raise where no check foresaw it.
+UNFORESEEN = (
+    OSError,
+    OverflowError,
+    ValueError,
+    ZeroDivisionError,
+    TypeError,
+    LookupError,
+    MemoryError,
+)
 MODEL_HELP = "The model, as with --model."
 # What of the engine matters to a model that is only looked at.
 DOCTOR_FLAGS = (
@@ -71,6 +83,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, 1)
     except (KeyboardInterrupt, BrokenPipeError):
         return 0
+    except UNFORESEEN as error:
+        logger.debug("unforeseen", exc_info=error)
+        return _complain(LeylineError(_unforeseen(arguments, error)), 1)
+
+
+def _unforeseen(arguments: argparse.Namespace, error: Exception) -> str:
+    """What is said of an error that nothing further in had a message for."""
+    given = vars(arguments)
+    names = (given.get(name) for name in ("source", "named", "model", "preset"))
+    model = next((name for name in names if name), "the embedded model")
+    return f"{type(error).__name__} with {model}: {str(error)[:300]}"
 
 
 def _complain(error: LeylineError, code: int) -> int:

@@ -149,7 +149,7 @@ def _folder_subject(name: str, folder: Path) -> Subject:
         raise _llama_hint(name, folder) or error from None
     data = _read_config(folder)
     files = [folder / file for file in required_files(folder, shape)]
-    complete = all(path.is_file() for path in files)
+    complete = bool(files) and all(path.is_file() for path in files)
     stored_dtype, stored_bytes = None, _index_bytes(folder)
     if complete:
         stored_bytes = sum(path.stat().st_size for path in files)
@@ -170,7 +170,7 @@ def _llama_hint(name: str, folder: Path) -> ModelError | None:
     try:
         data = _read_config(folder)
         kind = data["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if kind not in MODEL_TYPES:
         return None
@@ -187,7 +187,7 @@ def _index_bytes(folder: Path) -> int | None:
     try:
         index = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
         return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

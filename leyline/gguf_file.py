@@ -8,6 +8,7 @@ meaning is code in llama.cpp, so only the names whose rules stand here can be re
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from leyline.errors import ModelError
 
+_FIELD = "The GGUF file's metadata field"
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # llama.cpp's types of special and of added tokens
 
 _WORDS = (
@@ -68,6 +70,48 @@ class GgufModel:
         """Return a metadata value, or `default` if there is none of that name."""
         return default if self._reader.get_field(name) is None else self.field(name)
 
+    def whole(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """Return a metadata value that must be an integer.
+
+        Raises:
+            ModelError: If it is none or too small, or there is none and no default.
+        """
+        value = self.field(name) if default is None else self.find(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ModelError(f"{_FIELD} {name} must be an integer of at least {minimum}.")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a metadata value that must be a finite number above 0.
+
+        Raises:
+            ModelError: If it is none, or there is none and no default.
+        """
+        value = self.field(name) if default is None else self.find(name, default)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not 0 < value < math.inf:
+            raise ModelError(f"{_FIELD} {name} must be a number above 0.")
+        return float(value)
+
+    def texts(self, name: str) -> list[str]:
+        """Return a metadata value that must be a list of texts.
+
+        Raises:
+            ModelError: If it is none, or there is none.
+        """
+        value = self.field(name)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise ModelError(f"{_FIELD} {name} must be a list of texts.")
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        """Return a token's id by its field's name, None if there is none.
+
+        Raises:
+            ModelError: If it is no integer from 0 on.
+        """
+        return None if self.find(name) is None else self.whole(name, minimum=0)
+
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor, dequantised to fp32, [rows, columns] as in a linear layer.
 
@@ -94,11 +138,11 @@ def token_ids(source: GgufModel) -> dict[str, Any]:
     A turn may end with a token of its own, beside the one that ends a text; eos is then a list.
     """
     fields = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    found = {name: source.find(f"tokenizer.ggml.{key}_token_id") for name, key in fields.items()}
-    ids: dict[str, Any] = {f"{n}_token_id": int(i) for n, i in found.items() if i is not None}
-    turn_end = source.find("tokenizer.ggml.eot_token_id")
+    found = {n: source.token_id(f"tokenizer.ggml.{key}_token_id") for n, key in fields.items()}
+    ids: dict[str, Any] = {f"{n}_token_id": i for n, i in found.items() if i is not None}
+    turn_end = source.token_id("tokenizer.ggml.eot_token_id")
     if turn_end is not None and turn_end != found["eos"]:
-        ids["eos_token_id"] = [i for i in (found["eos"], int(turn_end)) if i is not None]
+        ids["eos_token_id"] = [i for i in (found["eos"], turn_end) if i is not None]
     return ids
 
 
@@ -115,8 +159,10 @@ def tokenizer_spec(source: GgufModel) -> dict[str, Any]:
             f"The GGUF's tokenizer is {kind}; supported is 'gpt2' with one of "
             f"{', '.join(PRE_TOKENIZERS)}. Name the safetensors folder of the model instead."
         )
-    tokens = source.field("tokenizer.ggml.tokens")
+    tokens = source.texts("tokenizer.ggml.tokens")
     types = source.field("tokenizer.ggml.token_type")
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise ModelError(f"{_FIELD} tokenizer.ggml.token_type must have one number a token.")
     return {
         "version": "1.0",
         "truncation": None,
@@ -140,7 +186,7 @@ def tokenizer_spec(source: GgufModel) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": pre == "llama-bpe",
             "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": [merge.split(" ") for merge in source.field("tokenizer.ggml.merges")],
+            "merges": [merge.split(" ") for merge in source.texts("tokenizer.ggml.merges")],
         },
     }
 
@@ -172,14 +218,16 @@ def _added_token(index: int, token: str, special: bool) -> dict[str, Any]:
 
 def tokenizer_config(source: GgufModel) -> dict[str, Any]:
     """Return `tokenizer_config.json`: which tokens are special, and whether BOS comes by itself."""
-    tokens = source.field("tokenizer.ggml.tokens")
+    tokens = source.texts("tokenizer.ggml.tokens")
     fields = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    found = {name: source.find(f"tokenizer.ggml.{key}_token_id") for name, key in fields.items()}
+    found = {n: source.token_id(f"tokenizer.ggml.{key}_token_id") for n, key in fields.items()}
+    if any(i is not None and i >= len(tokens) for i in found.values()):
+        raise ModelError("The GGUF file names a special token that its vocabulary does not have.")
     return {
         "add_bos_token": bool(source.find("tokenizer.ggml.add_bos_token", False)),
         "add_prefix_space": False,
-        **{f"{name}_token": tokens[int(i)] for name, i in found.items() if i is not None},
-        "model_max_length": int(source.field(f"{source.architecture}.context_length")),
+        **{f"{name}_token": tokens[i] for name, i in found.items() if i is not None},
+        "model_max_length": source.whole(f"{source.architecture}.context_length"),
         "clean_up_tokenization_spaces": False,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }

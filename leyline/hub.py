@@ -15,6 +15,7 @@ never. Without a network what is cached is used; if something is missing, all of
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import glob
 import logging
@@ -89,9 +90,9 @@ def find_model(
         return folder
     if not is_hub_id(model):
         raise ModelError(
-            f"There is no model folder {model!r}. Name a folder with config.json, safetensors and "
-            "tokenizer.json, a hub id such as zai-org/GLM-4.7-Flash, or none for the embedded "
-            "model.",
+            f"There is no model folder {_clipped(model)!r}. Name a folder with config.json, "
+            "safetensors and tokenizer.json, a hub id such as zai-org/GLM-4.7-Flash, or none for "
+            "the embedded model.",
             param="model",
         )
     cache = Path(download_dir or constants.HF_HUB_CACHE).expanduser()
@@ -99,12 +100,27 @@ def find_model(
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder that a text names, None if there is none."""
+    """The folder that a text names, None if there is none.
+
+    Raises:
+        ModelError: It cannot be looked at.
+    """
     try:
         folder = Path(model).expanduser()
         return folder if folder.is_dir() else None
     except (RuntimeError, ValueError):  # an unknown user's home, a NUL
         return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise ModelError(
+            f"The model folder {_clipped(model)!r} cannot be read: {error.strerror}.",
+            param="model",
+        ) from error
+
+
+def _clipped(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def is_hub_id(model: str) -> bool:

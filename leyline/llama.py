@@ -18,7 +18,7 @@ from typing import Any
 
 from leyline.errors import ModelError
 from leyline.gguf_file import GgufModel, token_ids
-from leyline.model.config import ModelConfig
+from leyline.model.config import LARGEST_FLOAT, ModelConfig
 from leyline.model.rope import Rope
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")
@@ -56,18 +56,18 @@ class LlamaShape:
     def of(cls, source: GgufModel) -> LlamaShape:
         """Read the sizes from GGUF metadata."""
         arch = source.architecture
-        num_heads = int(source.field(f"{arch}.attention.head_count"))
-        hidden_size = int(source.field(f"{arch}.embedding_length"))
-        head_dim = source.find(f"{arch}.attention.key_length", hidden_size // num_heads)
+        num_heads = source.whole(f"{arch}.attention.head_count")
+        hidden_size = source.whole(f"{arch}.embedding_length")
+        head_dim = source.whole(f"{arch}.attention.key_length", hidden_size // num_heads)
         return cls(
-            num_layers=int(source.field(f"{arch}.block_count")),
+            num_layers=source.whole(f"{arch}.block_count"),
             hidden_size=hidden_size,
-            intermediate_size=int(source.field(f"{arch}.feed_forward_length")),
+            intermediate_size=source.whole(f"{arch}.feed_forward_length"),
             num_heads=num_heads,
-            num_kv_heads=int(source.find(f"{arch}.attention.head_count_kv", num_heads)),
-            head_dim=int(head_dim),
-            rope_theta=float(source.find(f"{arch}.rope.freq_base", 10000.0)),
-            head_inv_freq=_gguf_frequencies(source, int(head_dim) // 2),
+            num_kv_heads=source.whole(f"{arch}.attention.head_count_kv", num_heads),
+            head_dim=head_dim,
+            rope_theta=source.number(f"{arch}.rope.freq_base", 10000.0),
+            head_inv_freq=_gguf_frequencies(source, head_dim // 2),
         )
 
     @property
@@ -170,10 +170,10 @@ def llama_of_gguf(source: GgufModel) -> Llama:
     return Llama(
         family=f"{arch} (GGUF)",
         shape=shape,
-        vocab_size=len(source.field("tokenizer.ggml.tokens")),
-        window=int(source.field(f"{arch}.context_length")),
+        vocab_size=len(source.texts("tokenizer.ggml.tokens")),
+        window=source.whole(f"{arch}.context_length"),
         # The file holds it as fp32, so 1e-5 reads 9.99999975e-06.
-        rms_norm_eps=float(f"{source.field(f'{arch}.attention.layer_norm_rms_epsilon'):.6g}"),
+        rms_norm_eps=float(f"{source.number(f'{arch}.attention.layer_norm_rms_epsilon'):.6g}"),
         tied="output.weight" not in names,
         softmax_scale=shape.head_dim**-0.5,
         ids=token_ids(source),
@@ -195,7 +195,7 @@ def _check_gguf(source: GgufModel, shape: LlamaShape) -> None:
         raise refusal("it has experts", _EXPERTS)
     if source.find(f"{arch}.attention.sliding_window", 0):
         raise _window_refusal("attention.sliding_window")
-    if int(source.find("split.count", 1)) > 1:
+    if source.whole("split.count", 1, minimum=0) > 1:
         raise ModelError("The GGUF is one part of several; join them with llama-gguf-split first.")
 
 
@@ -208,15 +208,15 @@ def _gguf_frequencies(source: GgufModel, half: int) -> tuple[float, ...] | None:
             f"its rope scaling is {kind!r}, which GGUF metadata does not tell exactly",
             "name the safetensors folder of the model instead",
         )
-    divisors = [float(source.find(f"{arch}.rope.scaling.factor", 1.0))] * half
+    divisors = [source.number(f"{arch}.rope.scaling.factor", 1.0)] * half
     if "rope_freqs.weight" in source.names:
-        divisors = [
-            d * f
-            for d, f in zip(divisors, source.tensor("rope_freqs.weight").tolist(), strict=True)
-        ]
+        factors = source.tensor("rope_freqs.weight").flatten().tolist()
+        if len(factors) != half or not all(0 < f < math.inf for f in factors):
+            raise ModelError(f"The GGUF's rope_freqs.weight must be {half} numbers above 0.")
+        divisors = [d * f for d, f in zip(divisors, factors, strict=True)]
     if divisors == [1.0] * half:
         return None
-    theta = float(source.find(f"{arch}.rope.freq_base", 10000.0))
+    theta = source.number(f"{arch}.rope.freq_base", 10000.0)
     return tuple(theta ** (-index / half) / divisor for index, divisor in enumerate(divisors))
 
 
@@ -267,6 +267,8 @@ def _check_config(data: Mapping[str, Any]) -> None:
     """Refuse what cannot be carried, each with its reason."""
     windowed = data.get("use_sliding_window", data["model_type"] == "mistral")
     layers = data.get("layer_types") or []
+    if not isinstance(layers, list):
+        raise ModelError(f"config.json: layer_types must be a list, not {layers!r}.")
     if windowed and data.get("sliding_window") is not None:
         raise _window_refusal("sliding_window")
     if any(layer != "full_attention" for layer in layers):
@@ -281,7 +283,7 @@ def _check_config(data: Mapping[str, Any]) -> None:
 
 def _frequencies(data: Mapping[str, Any], head_dim: int) -> tuple[tuple[float, ...] | None, float]:
     """One head's frequencies (None where theta tells them), and the amplitude of cos and sin."""
-    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    rope = _mapping(data, "rope_parameters") or _mapping(data, "rope_scaling")
     kind = rope.get("rope_type", rope.get("type", "default"))
     for holder in (data, rope):
         if holder.get("partial_rotary_factor", 1.0) != 1.0:
@@ -308,6 +310,8 @@ def _llama3(inv_freq: float, rope: Mapping[str, Any]) -> float:
     """Llama 3's stretch: fast pairs keep their frequency, slow ones are slowed, between blended."""
     factor = _number(rope, "factor")
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
+    if low >= high:
+        raise ModelError("config.json: low_freq_factor must be below high_freq_factor.")
     turns = _whole(rope, "original_max_position_embeddings") * inv_freq / (2 * math.pi)
     kept = min(1.0, max(0.0, (turns - low) / (high - low)))
     return (1 - kept) * inv_freq / factor + kept * inv_freq
@@ -329,7 +333,7 @@ def _yarn(
 
 
 def _rope_theta(data: Mapping[str, Any]) -> float:
-    holder = data.get("rope_parameters") or {}
+    holder = _mapping(data, "rope_parameters")
     return _number(holder if "rope_theta" in holder else data, "rope_theta", 10000.0)
 
 
@@ -350,9 +354,16 @@ def _whole(data: Mapping[str, Any], name: str, default: int | None = None) -> in
 def _number(data: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value: Any = default if data.get(name) is None else data[name]
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not 0 < value < math.inf:
+    if not good or not 0 < value <= LARGEST_FLOAT:
         raise ModelError(f"config.json: {name} must be a number above 0, not {value!r}.")
     return float(value)
+
+
+def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value: Any = data.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ModelError(f"config.json: {name} must be an object, not {value!r}.")
+    return value
 
 
 def _flag(data: Mapping[str, Any], name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from leyline.tokenizer import Tokenizer
 EMBEDDED_NAME = "smollm2-135m-instruct"
 MEMORY_SHARE = 0.25
 DEFAULT_CONTEXTS = 8
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,25 @@ def _cache(config: EngineConfig, model: Transformer, device: torch.device) -> La
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Free memory of a device."""
+    """Memory that can be had on a device: on a CPU what the system and the cgroup leave."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(MEMINFO), re.MULTILINE)
+    free = int(found[1]) * 1024 if found else _free_pages()
+    limit, used = _text(CGROUP / "memory.max").strip(), _text(CGROUP / "memory.current").strip()
+    if limit.isdecimal() and used.isdecimal():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def _free_pages() -> int:
+    """Free memory without what caches could give back, for systems without /proc."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _text(path: Path) -> str:
+    """A small file of the system's, empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""

@@ -270,3 +270,16 @@ def test_an_error_of_several_lines_becomes_one(
     monkeypatch.setattr("leyline.engine.Engine", fail)
     assert run("generate", "a") == 1
     assert one_line(capsys) == "leyline: first second\n"
+
+
+@pytest.mark.parametrize("kind", [OSError, OverflowError, ZeroDivisionError, KeyError, MemoryError])
+def test_what_nothing_foresaw_is_one_line_too(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    def broken(*_: Any) -> None:
+        raise kind("odd\nthing")
+
+    monkeypatch.setattr("leyline.doctor.diagnose", broken)
+    assert run("doctor", "some-model") == 1
+    line = one_line(capsys)
+    assert kind.__name__ in line and "some-model" in line

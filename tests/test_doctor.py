@@ -309,3 +309,33 @@ def test_options_that_do_not_fit_are_refused(tiny_folder):
         look(tiny_folder("v3"), max_model_len=10_000)
     with pytest.raises(ConfigError, match="device"):
         diagnose(EngineConfig(device="abacus"), "deepseek-v2-lite")
+
+
+@pytest.mark.parametrize(
+    "index",
+    ['{"weight_map": {}}', '{"weight_map": {}, "metadata": {"total_size": Infinity}}'],
+)
+def test_an_index_that_says_nothing_is_no_crash(index, tiny_folder, tmp_path):
+    folder = copied(tiny_folder("v3"), tmp_path / "m", "*.safetensors", "*.index.json")
+    (folder / "model.safetensors.index.json").write_text(index)
+    diagnosis = look(folder)
+    assert not diagnosis.weights["is_complete"]
+    assert diagnosis.weights["stored_bytes"] is None
+
+
+REAL_MEMORY = parts.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max", 4096 * 1024), ("3000000", 2000000), ("500", 0), (None, 4096 * 1024)]
+)
+def test_the_memory_of_a_cpu_is_what_system_and_cgroup_leave(limit, free, tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4096 kB\n")
+    monkeypatch.setattr(parts, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(parts, "CGROUP", tmp_path)
+    if limit:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text("1000000\n")
+    assert REAL_MEMORY(torch.device("cpu")) == free
+    monkeypatch.setattr(parts, "MEMINFO", tmp_path / "none")
+    assert REAL_MEMORY(torch.device("cpu")) >= 0

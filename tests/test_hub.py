@@ -380,3 +380,16 @@ def test_the_hubs_environment_is_honoured(hub, repository, tmp_path):
     cold = in_a_process(tmp_path / "cold", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE is set" in cold and "Nothing of it" in cold
     assert len(hub.requests) == before
+
+
+def test_a_name_of_5000_characters_is_refused_in_a_short_line():
+    error = refusal(find_model, "a" * 5000)
+    assert isinstance(error, ModelError) and len(error.message) < 500
+
+
+def test_a_folder_that_may_not_be_looked_at_is_refused(monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_dir", denied)
+    assert "Permission denied" in refusal(find_model, "secret/model").message

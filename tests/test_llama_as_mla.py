@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as BpeTokenizer
 from leyline.convert import convert
 from leyline.errors import ModelError
 from leyline.gguf_file import GgufModel, tokenizer_config, tokenizer_spec
-from leyline.llama import LlamaShape, llama_of_gguf
+from leyline.llama import LlamaShape, llama_of_config, llama_of_gguf
 from leyline.llama_as_mla import gguf_tensor, mla_config_of, mla_value_choice, spread_heads
 from leyline.llama_forward import llama_logits
 from leyline.llama_source import FolderSource, GgufSource, LlamaSource, open_source
@@ -292,3 +292,44 @@ def test_biases_where_deepseek_has_them(lora, tmp_path):
             tensor.mul_(1.01)
             assert not 0 <= largest_difference(model, oracle, PROMPTS, 20) < BOUND
             tensor.copy_(whole)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("llama.attention.head_count", 0),
+        ("llama.attention.head_count_kv", 0),
+        ("llama.attention.head_count_kv", [1, 1]),
+        ("llama.block_count", "two"),
+        ("llama.rope.freq_base", "much"),
+        ("tokenizer.ggml.tokens", 7),
+    ],
+)
+def test_metadata_of_a_wrong_kind_is_refused(field, value, model, tmp_path):
+    path = write_gguf(model("qwen2"), tmp_path / "m.gguf", **{field: value})
+    with pytest.raises(ModelError, match=field):
+        llama_of_gguf(GgufModel(path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "x"},
+        {"layer_types": 5},
+        {"rope_theta": 10**400},
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 2.0,
+                "high_freq_factor": 2.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ],
+)
+def test_a_config_of_a_wrong_kind_is_refused(changes):
+    sizes = dict.fromkeys(("num_hidden_layers", "intermediate_size", "vocab_size"), 4)
+    data = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, **sizes}
+    with pytest.raises(ModelError, match=r"config\.json"):
+        llama_of_config({**data, "max_position_embeddings": 64, **changes})

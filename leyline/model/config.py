@@ -12,7 +12,7 @@ and `latent_norm_eps` (eps of the norms inside attention, where it differs from 
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,14 @@ MODEL_TYPES = {
 DTYPES = ("bfloat16", "float16", "float32")
 TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 SCORING_FUNCS = ("softmax", "sigmoid")
+LARGEST_FLOAT = sys.float_info.max
+LARGEST = {  # of an integer; whatever is named nowhere ends at 2**32
+    **dict.fromkeys(("num_hidden_layers", "num_nextn_predict_layers"), 10_000),
+    **dict.fromkeys(("n_routed_experts", "num_local_experts", "n_shared_experts"), 65_536),
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank"), 2**20),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 2**20),
+    "vocab_size": 2**24,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +142,19 @@ class ModelConfig:
             ModelError: No such folder or file, not JSON, or a model that cannot be run.
         """
         path = Path(folder) / "config.json"
-        if not path.parent.is_dir():
-            raise ModelError(
-                f"There is no model folder {str(folder)!r}: give a folder that holds config.json "
-                "and safetensors files.",
-                param="model",
-            )
-        if not path.is_file():
-            raise ModelError(f"The folder {str(folder)!r} has no config.json.", param="model")
         try:
+            if not path.parent.is_dir():
+                raise ModelError(
+                    f"There is no model folder {str(folder)!r}: give a folder that holds "
+                    "config.json and safetensors files.",
+                    param="model",
+                )
+            if not path.is_file():
+                raise ModelError(f"The folder {str(folder)!r} has no config.json.", param="model")
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"config.json is not valid JSON: {error}.", param="model") from error
+        except (OSError, ValueError, RecursionError) as error:
+            what = "cannot be read" if isinstance(error, OSError) else "is not valid JSON"
+            raise ModelError(f"config.json {what}: {error}.", param="model") from error
         return cls.from_dict(data)
 
     @classmethod
@@ -181,11 +190,12 @@ class _Reader:
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(name, f"must be an integer of at least {minimum}, not {value!r}")
+        if value > LARGEST.get(name, 2**32):
+            raise self.error(name, f"must be at most {LARGEST.get(name, 2**32)}")
         return value
 
     def even(self, name: str) -> int:
-        value = self.integer(name, 2)
-        if value % 2:
+        if (value := self.integer(name, 2)) % 2:
             raise self.error(name, f"must be even, because rope turns pairs, not {value}")
         return value
 
@@ -193,7 +203,7 @@ class _Reader:
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, f"must be a number, not {value!r}")
-        if not math.isfinite(value) or (positive and value <= 0):
+        if not -LARGEST_FLOAT <= value <= LARGEST_FLOAT or (positive and value <= 0):
             raise self.error(name, f"must be a finite number above 0, not {value!r}")
         return float(value)
 
@@ -244,10 +254,7 @@ def _model_type(reader: _Reader) -> str:
 def _refuse_unsupported(reader: _Reader) -> None:
     """Refuse what would load and then compute something else."""
     reader.choice("hidden_act", ("silu",), "silu")
-    for name, allowed in (
-        ("mlp_bias", False),
-        ("rope_interleave", True),
-    ):
+    for name, allowed in (("mlp_bias", False), ("rope_interleave", True)):
         if reader.boolean(name, allowed) is not allowed:
             raise reader.error(name, f"must be {str(allowed).lower()}; the other is not supported")
     if reader.number("partial_rotary_factor", 1.0) != 1.0:
@@ -258,13 +265,12 @@ def _attention_fields(reader: _Reader) -> dict[str, Any]:
     """Sizes, norms, ids: all that is neither rope nor experts."""
     eps = reader.number("rms_norm_eps", 1e-6)
     dtype_name = "dtype" if reader.raw("dtype") is not None else "torch_dtype"
-    lora = None if reader.raw("q_lora_rank") is None else reader.integer("q_lora_rank")
     return {
         "vocab_size": reader.integer("vocab_size"),
         "hidden_size": reader.integer("hidden_size"),
         "num_hidden_layers": reader.integer("num_hidden_layers"),
         "num_attention_heads": reader.integer("num_attention_heads"),
-        "q_lora_rank": lora,
+        "q_lora_rank": None if reader.raw("q_lora_rank") is None else reader.integer("q_lora_rank"),
         "kv_lora_rank": reader.integer("kv_lora_rank"),
         "qk_nope_head_dim": reader.integer("qk_nope_head_dim", 0),
         "v_head_dim": reader.integer("v_head_dim"),
@@ -303,10 +309,13 @@ def _rope_fields(reader: _Reader, rope_dim: int) -> dict[str, Any]:
     kind = rope.choice(name, ("default", "yarn"), "default")
     if rope.number("partial_rotary_factor", 1.0) != 1.0:
         raise rope.error("partial_rotary_factor", "must be 1.0")
-    theta = rope if rope.raw("rope_theta") is not None else reader
+    holder = rope if rope.raw("rope_theta") is not None else reader
+    theta = holder.number("rope_theta", 10000.0)
+    if kind == "yarn" and theta <= 1:
+        raise holder.error("rope_theta", f"must be above 1 with YaRN, not {theta}")
     return {
         "qk_rope_head_dim": rope_dim,
-        "rope_theta": theta.number("rope_theta", 10000.0),
+        "rope_theta": theta,
         "yarn": _yarn(rope) if kind == "yarn" else None,
         "rope_inv_freq": _inv_freq(reader, rope_dim),
     }
@@ -330,7 +339,8 @@ def _inv_freq(reader: _Reader, rope_dim: int) -> tuple[float, ...] | None:
     if values is None:
         return None
     numbers = isinstance(values, list) and all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
+        isinstance(v, int | float) and not isinstance(v, bool) and abs(v) <= LARGEST_FLOAT
+        for v in values
     )
     if not numbers or len(values) != rope_dim // 2:
         raise reader.error("rope_inv_freq", f"must be a list of {rope_dim // 2} finite numbers")
@@ -343,22 +353,18 @@ def _moe_fields(reader: _Reader, model_type: str, num_layers: int) -> dict[str, 
         return {"mlp_layer_types": ("dense",) * num_layers}
     name = "num_local_experts" if reader.raw("n_routed_experts") is None else "n_routed_experts"
     softmax = model_type == "deepseek_v2"
-    experts = reader.integer(name)
+    scoring, method = ("softmax", "greedy") if softmax else ("sigmoid", "noaux_tc")
     fields = {
         "mlp_layer_types": _layer_types(reader, model_type, num_layers),
-        "n_routed_experts": experts,
+        "n_routed_experts": reader.integer(name),
         "n_shared_experts": reader.integer("n_shared_experts", 0, 0),
         "num_experts_per_tok": reader.integer("num_experts_per_tok"),
         "moe_intermediate_size": reader.integer("moe_intermediate_size"),
         "n_group": reader.integer("n_group", 1, 1),
         "topk_group": reader.integer("topk_group", 1, 1),
         # GLM's first config had no scoring_func: softmax there is silently wrong.
-        "scoring_func": reader.choice(
-            "scoring_func", SCORING_FUNCS, "softmax" if softmax else "sigmoid"
-        ),
-        "topk_method": reader.choice(
-            "topk_method", TOPK_METHODS, "greedy" if softmax else "noaux_tc"
-        ),
+        "scoring_func": reader.choice("scoring_func", SCORING_FUNCS, scoring),
+        "topk_method": reader.choice("topk_method", TOPK_METHODS, method),
         "norm_topk_prob": reader.boolean("norm_topk_prob", not softmax),
         "routed_scaling_factor": reader.number("routed_scaling_factor", 1.0),
     }

@@ -26,12 +26,12 @@ def weight_map(folder: Path) -> dict[str, str] | None:
         ModelError: The index is no index, names a tensor twice, or leaves the folder.
     """
     path = folder / INDEX_NAME
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         index = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
         names = {str(name): str(shard) for name, shard in index["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{INDEX_NAME} is not a valid index: {error!r}.", param="model") from error
     strange = [s for s in names.values() if Path(s).name != s or not s.endswith(".safetensors")]
     if strange:

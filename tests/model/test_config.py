@@ -239,3 +239,32 @@ def test_a_config_that_is_not_json_is_refused(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match="not valid JSON"):
         ModelConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers"),
+        ({"n_routed_experts": 65_537}, "n_routed_experts"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size"),
+        ({"hidden_size": 2**20 + 1}, "hidden_size"),
+        ({"kv_lora_rank": 2**20 + 1}, "kv_lora_rank"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rope_inv_freq": [10**400] * 4}, "rope_inv_freq"),
+        ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", **YARN}}, "rope_theta"),
+    ],
+)
+def test_what_no_machine_could_hold_is_refused(changes, key):
+    with pytest.raises(ModelError, match=key):
+        read(MOE, **changes)
+
+
+def test_a_config_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+
+    def denied(path, **_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_text", denied)
+    with pytest.raises(ModelError, match="cannot be read"):
+        ModelConfig.load(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from leyline.errors import ModelError
+from leyline.model import weights as weights_module
 from leyline.model.config import ModelConfig
 from leyline.model.shards import INDEX_NAME, SINGLE_NAME
 from leyline.model.transformer import Transformer
@@ -362,6 +364,31 @@ def test_routed_experts_and_only_they_are_read_into_their_places(tmp_path):
     assert sorted(placed) == sorted(name for name in tensors() if ".experts." in name)
     moe = model._layers[1]._mlp
     assert torch.equal(moe._gate_up[2, 7:], tensors()[EXPERT])  # type: ignore[union-attr]
+
+
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(torch.get_num_threads).result()
+
+
+def test_loading_leaves_torchs_threads_as_they_were(tmp_path, monkeypatch):
+    seen: list[tuple[int, int]] = []
+    check = weights_module._check_finite
+
+    def spy(what: str, tensor: Tensor) -> None:
+        seen.append((torch.get_num_threads(), threads_of_a_new_thread()))
+        check(what, tensor)
+
+    monkeypatch.setattr(weights_module, "_check_finite", spy)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        load(write(tmp_path / "good", tensors()))
+        refusal(write(tmp_path / "bad", tensors() | {BIAS: torch.full((3,), torch.nan)}), BIAS)
+        assert set(seen) == {(1, 2)}  # this thread alone, and nobody else is held back
+        assert (torch.get_num_threads(), threads_of_a_new_thread()) == (2, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_loaded_model_does_not_live_off_the_file(tmp_path):
