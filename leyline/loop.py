@@ -1,8 +1,7 @@
 """The loop of plan, run and commit, and what becomes of the requests in it.
 
 `step` does one round and says what happened. Every accepted request ends with exactly one
-terminal event. When a session is idle again, the marks that are due fire, and it heals if it
-should. All methods belong to one thread: a notebook's, or the server's worker.
+terminal event. All methods belong to one thread: a notebook's, or the server's worker.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class Loop(Jobs):
 
     def _learn(self, events: Iterable[Event]) -> None:
         """Note where the rows of all edits come from, before a purge among them asks."""
-        with self._unasked("noting what carried rows have seen"):
-            for event in events:
-                if isinstance(event, Edited):
+        for event in events:
+            if isinstance(event, Edited):
+                with self._unasked("noting what carried rows have seen"):
                     self._reach.learn(event.edit)
 
     def _purges_last(self, events: Iterable[Event]) -> list[Event]:

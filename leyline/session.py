@@ -192,6 +192,7 @@ class Session:
 
         So does a client that asks for the last turn again. It is no edit: the text is the same.
         """
+        self.gone = (*self.gone, self.context)
         self.context, self.healing = exact, False
         if self.checkpoint is not None:
             context, transcript, messages = self.checkpoint

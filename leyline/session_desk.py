@@ -105,8 +105,7 @@ class SessionDesk(Desk):
         self._stop_healing(session)
         if self.sessions.find(session_id, session.context.root) is session:
             self.sessions.delete(session)
-            with self._unasked("forgetting rows of a session that is deleted"):
-                self.parts.scheduler.forget_grafts(session.context)
+            self._clean_up()
 
     def plan_directives(
         self,

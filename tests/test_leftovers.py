@@ -119,6 +119,24 @@ def test_carried_rows_of_sessions_that_went_make_room(tiny_folder: Folder) -> No
         assert carried and rows <= sum(len(session.context) for session in owners)
 
 
+@pytest.mark.parametrize("mode", ["heal", "amortize"])
+def test_a_healed_session_leaves_no_carried_rows(tiny_folder: Folder, mode: str) -> None:
+    with tiny_engine(tiny_folder("v3")) as engine:
+        say(engine, "a", "some words that are carried along behind the edit")
+        change(engine, "a", target=Target(10, 14), replacement=[40], mode=mode)
+        carried = any(node.origin for node in engine.parts.scheduler.prefix.tree.nodes())
+        assert carried == (mode == "amortize")
+
+
+def test_a_deleted_session_leaves_no_carried_rows(tiny_folder: Folder) -> None:
+    with tiny_engine(tiny_folder("v3")) as engine:
+        say(engine, "a", "some words that are carried along behind the edit")
+        for token in (40, 41):
+            change(engine, "a", target=Target(10, 14 - (token == 41)), replacement=[token])
+        engine.delete_session("a")
+        assert not any(node.origin for node in engine.parts.scheduler.prefix.tree.nodes())
+
+
 def test_a_kept_version_that_spells_a_text_is_found(tiny_folder: Folder) -> None:
     with tiny_engine(tiny_folder("v3")) as engine:
         say(engine, "a", f"the code is {SECRET}")
