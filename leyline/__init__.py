@@ -16,10 +16,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from leyline.batch import SamplingParams
 from leyline.config import EngineConfig
 from leyline.directive import Directive, Mode, Receipt
 from leyline.errors import LeylineError
+from leyline.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from leyline.conversation import Conversation

@@ -9,83 +9,16 @@ library.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from leyline.directive import Edit, Receipt
-from leyline.errors import InvalidRequestError
+from leyline.sampling import SamplingParams
 
 Slots = npt.NDArray[np.int64]
 EndReason = Literal["stop", "length", "edited"]
-MAX_STOP_STRINGS = 16
-MAX_TEMPERATURE = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next tokens of one request are chosen, and when to stop.
-
-    Attributes:
-        temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_p: Smallest set of most likely tokens whose probability reaches it; 1 keeps all.
-        top_k: Number of most likely tokens kept; 0 keeps all.
-        seed: Makes a request reproducible; None lets the engine draw one.
-        max_tokens: Tokens to generate at most; None means up to the end of the window.
-        stop: Strings that end the reply; none of them appears in it.
-        ignore_eos: Go on past the model's own end-of-turn tokens (for measuring).
-
-    Raises:
-        InvalidRequestError: If a value is out of range; the message names it.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise InvalidRequestError("top_p must be above 0.", param="top_p")
-        _integer("top_k", self.top_k, 0, 2**31 - 1)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _stop_strings(self.stop)
-
-
-def _number(name: str, value: Any, low: float, high: float) -> None:
-    """Refuse what is no finite number between `low` and `high`."""
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (numeric and low <= value <= high):
-        raise InvalidRequestError(
-            f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.", param=name
-        )
-
-
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    """Refuse what is no integer between `low` and `high`."""
-    if type(value) is not int or not low <= value <= high:
-        raise InvalidRequestError(
-            f"{name} is {value!r}; it must be an integer from {low} to {high}.", param=name
-        )
-
-
-def _stop_strings(stop: Any) -> None:
-    """Refuse what is no tuple of a few non-empty strings."""
-    strings = cast("tuple[Any, ...]", stop) if isinstance(stop, tuple) else ("",)
-    wrong = any(not isinstance(one, str) or not one for one in strings)
-    if wrong or len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(
-            f"stop must be a tuple of at most {MAX_STOP_STRINGS} non-empty strings.", param="stop"
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,9 +18,9 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from leyline import __version__
-from leyline.batch import SamplingParams
 from leyline.config import EngineConfig
 from leyline.errors import ConfigError, InvalidRequestError, LeylineError
+from leyline.sampling import SamplingParams
 from leyline.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)

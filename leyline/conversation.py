@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from leyline.batch import SamplingParams
 from leyline.directive import Directive, Mode
 from leyline.errors import InvalidRequestError
 from leyline.events import Completion, Delta, EditPlan, EditResult, Reverted, SessionInfo
 from leyline.marks import Mark, Of
 from leyline.pointing import Change, MarkRequest, Scope, Target
+from leyline.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from leyline.engine import Engine

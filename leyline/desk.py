@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from leyline.batch import SamplingParams
 from leyline.config import EngineConfig
 from leyline.context import Context
 from leyline.directive import Directive, Mode
@@ -24,7 +23,9 @@ from leyline.events import EditResult
 from leyline.job import Asked, Job
 from leyline.loop import Loop
 from leyline.pointing import Change
+from leyline.rendering import PLAIN, Rendering
 from leyline.reply import Reply
+from leyline.sampling import SamplingParams
 from leyline.sequence import EditRequest, View
 from leyline.sequence import Sequence as Work
 from leyline.session import Session
@@ -64,6 +65,7 @@ class Desk(Loop):
         salt: str = "",
         edit_mode: str | None = None,
         tentative: bool = False,
+        rendering: Rendering = PLAIN,
     ) -> int:
         """Queue the next turn of a conversation; returns the request's id.
 
@@ -88,7 +90,7 @@ class Desk(Loop):
         mode = named_mode(self.config.edit_mode if edit_mode is None else edit_mode)
         self.sessions.expire(time.monotonic())
         session = self.sessions.find(session_id, root) if session_id is not None else None
-        start = partial(self._chat, messages, params, session_id, root, mode, tentative)
+        start = partial(self._chat, messages, params, session_id, root, mode, tentative, rendering)
         if session is not None and self._fires(session):
             return self._defer(session, start)
         return start(next(self._ids))
@@ -101,16 +103,17 @@ class Desk(Loop):
         root: bytes,
         mode: Mode,
         tentative: bool,
+        rendering: Rendering,
         request_id: int,
     ) -> int:
         """Queue a turn under an id that it has already."""
         session = self._idle_session(session_id, root) if session_id is not None else None
         if session is None or not len(session.context):
-            turn = self._turns.fresh(messages, root)
+            turn = self._turns.fresh(messages, root, rendering)
         else:
-            turn = self._turns.following(session, messages, mode)
+            turn = self._turns.following(session, messages, mode, rendering)
             if tentative and turn.unrelated(len(session.context)):
-                session_id, session, turn = None, None, self._turns.fresh(messages, root)
+                session_id, session, turn = None, None, self._turns.fresh(messages, root, rendering)
         self._door.room(turn.after)
         if session_id is not None and session is None:
             session = self.sessions.create(session_id, root, time.monotonic())

@@ -14,13 +14,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from leyline.batch import SamplingParams
 from leyline.config import EngineConfig
 from leyline.conversation import Conversation
 from leyline.directive import Directive
 from leyline.errors import InvalidRequestError
 from leyline.events import Completion, Delta, EditResult, EngineEvent, Failure
 from leyline.pointing import Change
+from leyline.sampling import SamplingParams
 from leyline.session_desk import SessionDesk
 from leyline.turn import Messages
 

@@ -44,12 +44,36 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model itself found a token, before any sampling parameter.
+
+    Attributes:
+        token_id: The token, and
+        logprob: its natural log-probability; finite.
+        top: `(token id, log-probability)` of the likeliest tokens, as many as were asked for, the
+            likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """The next piece of a reply; the texts of a request concatenate to its completion's text."""
+    """The next piece of a reply; the texts of a request concatenate to its completion's text.
+
+    Attributes:
+        request_id: Which request.
+        text: Text that became certain; may be empty where tokens or log-probabilities are told.
+        token_ids: The tokens sampled since the last one.
+        logprobs: Theirs, one each, if they were asked for.
+    """
 
     request_id: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +89,10 @@ class Completion:
         session_id: The session it went to, if any, and
         version: the number of edits that session has seen.
         receipts: What the client's own edit of its history did, where it was carried over.
+        stopped_by: The stop string that ended it, or the id from `stop_token_ids` that did.
+        logprobs: One for each token of `token_ids`, if they were asked for.
+        prompt_token_ids: The prompt.
+        prompt_logprobs: One for each of the prompt's tokens, None for the first, if asked for.
     """
 
     request_id: int
@@ -75,6 +103,10 @@ class Completion:
     session_id: str | None = None
     version: int | None = None
     receipts: tuple[Receipt, ...] = ()
+    stopped_by: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

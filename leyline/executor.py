@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leyline.batch import Batch, Extend, Move, SamplingParams, Slots, StepOutput
+from leyline.batch import Batch, Extend, Move, Slots, StepOutput
 from leyline.cache.latent import LatentCache
 from leyline.model.sampler import sample
 from leyline.model.step import Span, Step
 from leyline.model.transformer import Transformer
+from leyline.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

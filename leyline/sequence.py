@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from leyline.batch import SamplingParams, Slots
+from leyline.batch import Slots
 from leyline.cache.ledger import NO_SLOTS
 from leyline.context import Context, Tokens
 from leyline.coverage import Coverage
 from leyline.directive import Directive, Edit, Insert
+from leyline.sampling import SamplingParams
 
 
 @dataclass(slots=True)

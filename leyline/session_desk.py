@@ -36,6 +36,7 @@ from leyline.marks import Mark
 from leyline.own_policy import load_policy
 from leyline.pointing import Change, MarkRequest
 from leyline.rates import num_moved
+from leyline.rendering import PLAIN, Rendering
 from leyline.saved_sessions import restore, save
 from leyline.sequence import EditRequest
 from leyline.session import Session
@@ -247,7 +248,10 @@ class SessionDesk(Desk):
         )
 
     def trim(
-        self, messages: Messages, context_management: Any = None
+        self,
+        messages: Messages,
+        context_management: Any = None,
+        rendering: Rendering = PLAIN,
     ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
         """Shorten a history by the request's edits, or the engine's, and the engine's own policy.
 

@@ -19,6 +19,7 @@ from leyline.directive import Directive, Mode, apply
 from leyline.errors import InvalidRequestError
 from leyline.marks import MessageSpan, follow_messages
 from leyline.merging import merged
+from leyline.rendering import PLAIN, Rendering
 from leyline.rewriting import message_spans, rewrite
 from leyline.session import Session, Transcript
 from leyline.template import content_text
@@ -84,13 +85,19 @@ class Turns:
     min_run: int
     protect_first: int
 
-    def fresh(self, messages: Messages, root: bytes) -> Turn:
+    def fresh(self, messages: Messages, root: bytes, rendering: Rendering = PLAIN) -> Turn:
         """A history that nothing is known about; the template writes its own BOS."""
         rendered = self.tokenizer.render(messages)
         context = Context.of(self.tokenizer.encode(rendered), root)
         return Turn(rendered, context, context, self._located(messages, rendered, context, 0))
 
-    def following(self, session: Session, messages: Messages, mode: Mode) -> Turn:
+    def following(
+        self,
+        session: Session,
+        messages: Messages,
+        mode: Mode,
+        rendering: Rendering = PLAIN,
+    ) -> Turn:
         """The next turn of a session, whether the client edited its history or not."""
         rendered = self.tokenizer.render(messages)
         text = self.tokenizer.decode(session.context.tokens, skip_special=False)

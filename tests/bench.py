@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from leyline.batch import Batch, Broken, Edited, Event, SamplingParams, StepOutput
+from leyline.batch import Batch, Broken, Edited, Event, StepOutput
 from leyline.cache.ledger import Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.context import Context
 from leyline.directive import Directive
 from leyline.policy import DEFAULT, Policy
+from leyline.sampling import SamplingParams
 from leyline.scheduler import Scheduler
 from leyline.sequence import EditRequest, Sequence, View
 from tests import simulation

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leyline.batch import MAX_STOP_STRINGS, Batch, Extend, Move, SamplingParams, StepOutput
+from leyline.batch import Batch, Extend, Move, StepOutput
 from leyline.errors import InvalidRequestError
+from leyline.sampling import MAX_STOP_STRINGS, SamplingParams
 
 
 def extend(start: int, *tokens: int) -> Extend:
@@ -63,6 +64,14 @@ def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None
 
 
 def test_the_ends_of_every_range_are_allowed() -> None:
-    low = SamplingParams(0, 1e-9, 0, -(2**63), 1, ())
-    high = SamplingParams(100, 1, 2**31 - 1, 2**63 - 1, 2**31 - 1, ("x",) * MAX_STOP_STRINGS, True)
+    low = SamplingParams(temperature=0, top_p=1e-9, seed=-(2**63), max_tokens=1)
+    high = SamplingParams(
+        temperature=100,
+        top_p=1,
+        top_k=2**31 - 1,
+        seed=2**63 - 1,
+        max_tokens=2**31 - 1,
+        stop=("x",) * MAX_STOP_STRINGS,
+        ignore_eos=True,
+    )
     assert low != high and SamplingParams() == SamplingParams(seed=None, max_tokens=None)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from leyline import SamplingParams
-from leyline.batch import MAX_STOP_STRINGS, MAX_TEMPERATURE
 from leyline.errors import InvalidRequestError
+from leyline.sampling import MAX_STOP_STRINGS, MAX_TEMPERATURE
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from leyline.errors import InvalidRequestError
         ("seed", -(2**63) - 1),
         ("seed", "one"),
         ("seed", 0.5),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", -5),
         ("max_tokens", 2**31),
         ("max_tokens", 10**30),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leyline.batch import Edited, Move, SamplingParams, Slots
+from leyline.batch import Edited, Move, Slots
 from leyline.cache.ledger import Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.context import Context
@@ -16,6 +16,7 @@ from leyline.directive import Directive, Edit, Mode, Run, Source, apply
 from leyline.policy import evict
 from leyline.receipts import EVICTED, FORGOTTEN, NO_ROOM, SHARE_LOST
 from leyline.rows import take
+from leyline.sampling import SamplingParams
 from leyline.sequence import EditRequest, Sequence, View
 from leyline.splice import begin, degrade, plan_move, settle, turned
 

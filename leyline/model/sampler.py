@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leyline.batch import SamplingParams
+from leyline.sampling import SamplingParams
 
 _WORD = 2**64 - 1
 

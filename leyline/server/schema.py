@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from leyline.batch import SamplingParams
+from leyline.sampling import SamplingParams
 from leyline.server.session_names import is_session_id
 
 MAX_MESSAGES = 4096

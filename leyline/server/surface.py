@@ -1,7 +1,8 @@
 """What the server needs of an engine, as types.
 
 `leyline.engine.Engine` has this surface, and so has the scripted engine of the tests. All of it
-is used from the worker's thread, `trim`, `model_name` and `max_model_len` from anywhere. Seconds on
+is used from the worker's thread; `trim`, `tokenizer`, `model_name` and `max_model_len`
+from anywhere. Seconds on
 the engine's clock are those of `time.monotonic`.
 """
 
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from leyline.batch import SamplingParams
 from leyline.directive import Directive
 from leyline.events import EditPlan, EngineEvent, Found, Reverted, SessionInfo
 from leyline.marks import Mark
 from leyline.pointing import Change, MarkRequest
+from leyline.rendering import PLAIN, Rendering
+from leyline.sampling import SamplingParams
+from leyline.tokenizer import Tokenizer
 
 
 class ServedEngine(Protocol):
@@ -31,6 +34,11 @@ class ServedEngine(Protocol):
         ...
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back; may be used from any thread."""
+        ...
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         ...
@@ -44,6 +52,7 @@ class ServedEngine(Protocol):
         salt: str = "",
         edit_mode: str | None = None,
         tentative: bool = False,
+        rendering: Rendering = PLAIN,
     ) -> int:
         """Submit a conversation; the id of the request. Without `edit_mode`, the engine's own."""
         ...
@@ -78,7 +87,10 @@ class ServedEngine(Protocol):
         ...
 
     def trim(
-        self, messages: Sequence[Mapping[str, Any]], context_management: Any | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        context_management: Any | None,
+        rendering: Rendering = PLAIN,
     ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
         """Shorten a conversation as its client or the server's own policies say; what was done."""
         ...

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from leyline.batch import SamplingParams
 from leyline.model.sampler import probabilities, sample, uniform
+from leyline.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from leyline.batch import SamplingParams
 from leyline.directive import Directive, Mode, Receipt, checked
 from leyline.errors import (
     CancelledError,
@@ -45,6 +44,7 @@ from leyline.events import (
 )
 from leyline.marks import Mark, MessageSpan
 from leyline.pointing import Change, MarkRequest, Target
+from leyline.sampling import SamplingParams
 from leyline.trimming import apply_policies, from_wire
 
 VOCAB_SIZE = 0x110000

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from leyline.batch import SamplingParams
 from leyline.errors import EngineClosedError, InvalidRequestError
 from leyline.events import Completion, Delta, Failure
+from leyline.sampling import SamplingParams
 from leyline.server import Worker
 
 from .conftest import Connect

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from leyline.batch import Edited, SamplingParams
+from leyline.batch import Edited
 from leyline.context import Context
 from leyline.directive import Directive, Mode, Source, apply
 from leyline.errors import QuotaError
 from leyline.marks import Mark, MessageSpan, Of, follow_messages
+from leyline.sampling import SamplingParams
 from leyline.sequence import EditRequest, View
 from leyline.sequence import Sequence as Work
 from leyline.session import Session
