@@ -5,15 +5,27 @@ The one path of all chat APIs; what differs between them is how they spell an `A
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 from fastapi import Request
 
-from leyline.events import Completion
-from leyline.server.ask import Ask, Over, Reply, Said
+from leyline.errors import CapacityError, InvalidRequestError, QuotaError, SessionBusyError
+from leyline.events import Completion, Delta, EngineEvent, Failure
+from leyline.rendering import Rendering
+from leyline.sampling import SamplingParams
+from leyline.server.ask import Ask, Call, Message, Over, Reply, Said
+from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning
+from leyline.server.reading import Reading, plain
 from leyline.server.serving import Serving
+from leyline.server.session_names import SessionName
+from leyline.server.wire import while_connected
+from leyline.server.worker import Submit, Subscription
+
+MAX_CHOICES = 16
+_SEEDS = 2**64
 
 
 class Answer:
@@ -24,8 +36,16 @@ class Answer:
         completions: Those of the choices that are over.
     """
 
-    applied_edits: Sequence[Mapping[str, Any]]
-    completions: list[Completion]
+    def __init__(
+        self,
+        subscription: Subscription,
+        readings: Sequence[Reading],
+        applied_edits: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.applied_edits = applied_edits
+        self.completions: list[Completion] = []
+        self._subscription = subscription
+        self._readings = dict(zip(subscription.request_ids, readings, strict=True))
 
     def __enter__(self) -> Answer:
         return self
@@ -36,10 +56,43 @@ class Answer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        raise NotImplementedError
+        self._subscription.__exit__(kind, error, trace)
 
-    def __aiter__(self) -> AsyncIterator[Said | Over]:
-        raise NotImplementedError
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has ended."""
+        return self._subscription.is_over
+
+    async def __aiter__(self) -> AsyncIterator[Said | Over]:
+        async for happened in self._subscription:
+            for one in self._read(happened):
+                yield one
+
+    def _read(self, happened: EngineEvent) -> list[Said | Over]:
+        """What an event says of its choice.
+
+        Raises:
+            LeylineError: If the choice failed; the whole answer has then.
+        """
+        reading = self._readings[happened.request_id]
+        if isinstance(happened, Failure):
+            raise happened.error
+        if isinstance(happened, Delta):
+            return [reading.said(happened)]
+        assert isinstance(happened, Completion), "a turn has no other events"
+        self.completions.append(happened)
+        return reading.ended(happened)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is submitted of an ask, once everything that takes time has been done."""
+
+    messages: Sequence[Message]
+    applied_edits: Sequence[Mapping[str, Any]]
+    rendering: Rendering
+    params: Sequence[SamplingParams]
+    readings: Sequence[Reading]
 
 
 async def ask(serving: Serving, request: Request, asked: Ask) -> Answer:
@@ -48,7 +101,14 @@ async def ask(serving: Serving, request: Request, asked: Ask) -> Answer:
     Raises:
         LeylineError: If anything is refused; nothing runs then.
     """
-    raise NotImplementedError
+    _check(asked)
+    prepared = await while_connected(request.receive, _prepared(serving, asked))
+    session = asked.session if asked.num_choices == 1 else SessionName()
+    submits = [
+        in_session(session, _submit(serving, asked, prepared, params)) for params in prepared.params
+    ]
+    subscription = await serving.worker.submit(submits)
+    return Answer(subscription, prepared.readings, prepared.applied_edits)
 
 
 async def whole(request: Request, answer: Answer) -> list[Reply]:
@@ -57,4 +117,129 @@ async def whole(request: Request, answer: Answer) -> list[Reply]:
     Raises:
         LeylineError: If one fails.
     """
-    raise NotImplementedError
+    with answer:
+        return await while_connected(request.receive, _collected(answer))
+
+
+async def count(serving: Serving, asked: Ask) -> int:
+    """Tokens of an ask's prompt, as its first turn would have it: after trimming, tools included.
+
+    Raises:
+        LeylineError: If the messages do not render.
+    """
+    prepared = await _prepared(serving, asked)
+    return len(await serving.beside(_prompt_ids, serving, prepared))
+
+
+def in_session(name: SessionName, submit: Callable[[str | None], int]) -> Submit:
+    """Submit in a session, or without one that the request can do without and cannot have now.
+
+    Both happen in one call on the engine's thread, so nobody comes in between.
+    """
+
+    def chosen() -> int:
+        try:
+            return submit(name.session_id)
+        except (SessionBusyError, CapacityError, QuotaError):
+            if name.required or name.session_id is None:
+                raise
+        return submit(None)
+
+    return chosen
+
+
+def seeded(params: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of one of several choices: they would all be the same with one seed."""
+    if params.seed is None or index == 0:
+        return params
+    return replace(params, seed=(params.seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2)
+
+
+def _check(asked: Ask) -> None:
+    """Refuse what cannot be had together."""
+    if not 1 <= asked.num_choices <= MAX_CHOICES:
+        raise InvalidRequestError(f"n must be an integer from 1 to {MAX_CHOICES}.", param="n")
+    if asked.num_choices > 1 and asked.session.required:
+        raise InvalidRequestError(
+            "A session goes on with one answer, so n must be 1 where session_id is given.",
+            param="n",
+        )
+    if asked.use.choice == "required" and not asked.use.tools:
+        raise InvalidRequestError(
+            "tool_choice demands a call, but there are no tools.", param="tool_choice"
+        )
+    if asked.use.name is not None and asked.use.name not in asked.use.names:
+        raise InvalidRequestError(
+            "tool_choice names a tool that is not among the tools.", param="tool_choice"
+        )
+
+
+async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
+    rendering = Rendering(
+        tools=asked.use.tools if asked.use.choice != "none" else (),
+        variables=asked.variables,
+        opens_reply=asked.opens_reply,
+        continues_reply=asked.continues_reply,
+    )
+    messages, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
+    choices = range(asked.num_choices)
+    params = [seeded(asked.params, index) for index in choices]
+    return _Prepared(messages, edits, rendering, params, [plain(index) for index in choices])
+
+
+def _submit(
+    serving: Serving, asked: Ask, prepared: _Prepared, params: SamplingParams
+) -> Callable[[str | None], int]:
+    engine = serving.worker.engine
+
+    def submit(session_id: str | None) -> int:
+        return engine.submit_chat(
+            prepared.messages,
+            params,
+            session_id=session_id,
+            salt=asked.salt,
+            edit_mode=asked.edit_mode,
+            tentative=not asked.session.required,
+            rendering=prepared.rendering,
+        )
+
+    return submit
+
+
+def _prompt_ids(serving: Serving, prepared: _Prepared) -> list[int]:
+    tokenizer, rendering = serving.worker.engine.tokenizer, prepared.rendering
+    text = tokenizer.render(
+        prepared.messages,
+        tools=rendering.tools,
+        add_generation_prompt=rendering.opens_reply,
+        **rendering.variables,
+    )
+    return tokenizer.encode(text)
+
+
+async def _collected(answer: Answer) -> list[Reply]:
+    said: dict[int, list[Said]] = {}
+    over: dict[int, Over] = {}
+    async for one in answer:
+        if isinstance(one, Over):
+            over[one.index] = one
+        else:
+            said.setdefault(one.index, []).append(one)
+    return [reply_of(said.get(index, []), over[index]) for index in sorted(over)]
+
+
+def reply_of(said: Sequence[Said], over: Over) -> Reply:
+    """A whole choice, put together from what was said of it."""
+    pieces = [piece for one in said for piece in one.pieces]
+    heads = [piece for piece in pieces if isinstance(piece, CallHead)]
+    arguments = {head.index: "" for head in heads}
+    for piece in pieces:
+        if isinstance(piece, CallArguments):
+            arguments[piece.index] += piece.text
+    return Reply(
+        over,
+        content="".join(piece.text for piece in pieces if isinstance(piece, Content)),
+        reasoning="".join(piece.text for piece in pieces if isinstance(piece, Reasoning)),
+        calls=tuple(Call(head.call_id, head.name, arguments[head.index]) for head in heads),
+        logprobs=tuple(logprob for one in said for logprob in one.logprobs),
+    )

@@ -6,7 +6,7 @@ nothing else: each makes an `Ask` of its body, and spells what the `Answer` yiel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ class Ask:
         continues_reply: likewise.
     """
 
-    messages: list[Message]
+    messages: Sequence[Message]
     params: SamplingParams
     salt: str = ""
     use: ToolUse = NO_TOOLS

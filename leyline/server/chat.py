@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from leyline.errors import CapacityError, QuotaError, SessionBusyError
 from leyline.events import Completion
+from leyline.server.answer import in_session
 from leyline.server.bodies import StrictRoute
 from leyline.server.reply import Body, respond
 from leyline.server.schema import ChatRequest
 from leyline.server.serving import Serving
-from leyline.server.session_names import SessionName, session_name
+from leyline.server.session_names import session_name
 from leyline.server.wire import while_connected
-from leyline.server.worker import Submit
 from leyline.trimming import from_wire
 
 
@@ -87,23 +86,6 @@ def routes(serving: Serving) -> APIRouter:
         )
 
     return router
-
-
-def in_session(name: SessionName, submit: Callable[[str | None], int]) -> Submit:
-    """Submit in a session, or without one that the request can do without and cannot have now.
-
-    Both happen in one call on the engine's thread, so nobody comes in between.
-    """
-
-    def chosen() -> int:
-        try:
-            return submit(name.session_id)
-        except (SessionBusyError, CapacityError, QuotaError):
-            if name.required or name.session_id is None:
-                raise
-        return submit(None)
-
-    return chosen
 
 
 def _applied(asked: Any, edits: Sequence[Mapping[str, Any]]) -> Body:

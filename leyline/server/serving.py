@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from leyline.errors import ModelNotFoundError
+from leyline.rendering import PLAIN, Rendering
 from leyline.server.failures import quoted
 from leyline.server.settings import ServerConfig
 from leyline.server.worker import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _POLICY_THREADS = 16
 
@@ -58,15 +63,22 @@ class Serving:
             )
 
     async def trimmed(
-        self, messages: Sequence[Mapping[str, Any]], context_management: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        context_management: Any,
+        rendering: Rendering = PLAIN,
     ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
-        """What the engine's policies make of messages, and the edits they report.
+        """What the engine's policies make of messages, and the edits they report."""
+        return await self.beside(self.worker.engine.trim, messages, context_management, rendering)
 
-        They run beside the engine and the event loop: a policy may be anybody's code, and counts
-        tokens. Cancelling leaves it running, with nobody to look at what it returns.
+    async def beside(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what takes time beside the engine and the event loop, and return its result.
+
+        A policy may be anybody's code, and whoever counts tokens renders and encodes. Cancelling
+        leaves it running, with nobody to look at what it returns.
         """
-        trim, loop = self.worker.engine.trim, asyncio.get_running_loop()
-        return await loop.run_in_executor(self.policies, trim, messages, context_management)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.policies, partial(function, *args, **kwargs))
 
 
 def new_id(prefix: str) -> str:

@@ -44,11 +44,43 @@ from leyline.events import (
 )
 from leyline.marks import Mark, MessageSpan
 from leyline.pointing import Change, MarkRequest, Target
+from leyline.rendering import PLAIN, Rendering
 from leyline.sampling import SamplingParams
 from leyline.trimming import apply_policies, from_wire
 
 VOCAB_SIZE = 0x110000
 PAUSE_SECONDS = 0.001
+
+
+class FakeTokenizer:
+    """Every character is a token; a conversation is a line a message."""
+
+    vocab_size = VOCAB_SIZE
+    stop_ids = frozenset({0})
+    bos_id = None
+    template = None
+
+    def encode(self, text: str, *, bos: bool = False) -> list[int]:
+        return list(map(ord, text))
+
+    encode_plain = encode
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return "".join(map(_character, ids))
+
+    def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
+        return _character(token_id).encode("utf-8", "replace")
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        head = "".join(f"tool: {tool['function']['name']}\n" for tool in tools or ())
+        return head + "".join(f"{one['role']}: {one['content']}\n" for one in messages)
 
 
 @dataclass
@@ -112,6 +144,8 @@ class FakeEngine:
     cancelled: list[int] = field(default_factory=list)
     seen: list[tuple[str, Any, Any]] = field(default_factory=list)
     turns: list[tuple[str | None, str | None]] = field(default_factory=list)
+    renderings: list[Rendering] = field(default_factory=list)
+    tokenizer: Any = field(default_factory=lambda: FakeTokenizer())
     largest_batch: int = 0
     max_sessions: int = 99
     measured: bool = True
@@ -144,15 +178,20 @@ class FakeEngine:
         salt: str = "",
         edit_mode: str | None = None,
         tentative: bool = False,
+        rendering: Rendering = PLAIN,
     ) -> int:
         self.seen.append(("chat", list(messages), (params, salt)))
         self.turns.append((session_id, edit_mode))
-        prompt = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        self.renderings.append(rendering)
+        prompt = self.tokenizer.render(messages, tools=rendering.tools, **rendering.variables)
         self._begin_turn(session_id, salt, prompt)
         return self._generate(prompt, params, session_id, salt)
 
     def trim(
-        self, messages: Sequence[Mapping[str, Any]], context_management: Any | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        context_management: Any | None,
+        rendering: Rendering = PLAIN,
     ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
         if self.policy is not None:
             self.policy()

@@ -52,7 +52,7 @@ async def test_nothing_to_do_is_reported_as_nothing(connect: Connect, asked: Any
 
 async def test_the_servers_own_policies_are_reported_unasked(connect: Connect) -> None:
     client = connect()
-    client.engine.trim = lambda messages, _: (messages[1:], [{"type": "own"}])  # type: ignore
+    client.engine.trim = lambda messages, *_: (messages[1:], [{"type": "own"}])  # type: ignore
     answer = await client.post(CHAT, BODY)
     assert answer.json["context_management"] == {"applied_edits": [{"type": "own"}]}
     assert len(client.engine.seen[0][1]) == 2
