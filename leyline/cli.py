@@ -199,11 +199,13 @@ def _add_flag(parser: argparse.ArgumentParser, entry: Field[Any], hint: Any) -> 
     """A flag that leaves nothing behind unless it is given, so that defaults stay in one place."""
     default = None if entry.default is MISSING else entry.default
     help_text = entry.metadata["help"].replace("%", "%%")
-    if default is not None and default != "":
+    if default not in (None, "", ()):
         help_text += f" (default: {default})"
     options: dict[str, Any] = {"help": help_text, "default": argparse.SUPPRESS}
     if hint is bool:
         options["action"] = argparse.BooleanOptionalAction
+    elif typing.get_origin(hint) is tuple:
+        options |= {"action": "append", "metavar": "STR"}
     else:
         options["type"] = _plain_type(hint)
         options["metavar"] = _plain_type(hint).__name__.upper()
@@ -237,7 +239,13 @@ def _config(kind: type, arguments: argparse.Namespace) -> Any:
     given = dict(vars(arguments))
     if "named" in given and given.setdefault("model", given["named"]) != given["named"]:
         raise ConfigError("Two models are named; name one.", param="model")
-    return kind(**{entry.name: given[entry.name] for entry in fields(kind) if entry.name in given})
+    values = {entry.name: given[entry.name] for entry in fields(kind) if entry.name in given}
+    return kind(**{name: _frozen(value) for name, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    """What a flag that may be given again was given, as configs hold it."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _sampling(arguments: argparse.Namespace) -> SamplingParams:
