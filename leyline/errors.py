@@ -113,6 +113,27 @@ class QuotaError(LeylineError):
     status = 429
 
 
+class QueueFullError(LeylineError):
+    """More requests wait than the server lets wait; a retry after a while is safe."""
+
+    code = "queue_full"
+    status = 429
+
+
+class RequestTimeoutError(LeylineError):
+    """A request took longer than requests may take."""
+
+    code = "request_timeout"
+    status = 504
+
+
+class DrainingError(LeylineError):
+    """The server lets running requests end before it stops, and takes no new ones."""
+
+    code = "draining"
+    status = 503
+
+
 class ModelNotFoundError(LeylineError):
     """A request names a model that this server does not serve."""
 

@@ -48,15 +48,23 @@ class Rates:
 
     Args:
         max_batch_tokens: Tokens that one batch computes at most.
+
+    Attributes:
+        num_batches: Batches that computed or carried anything.
+        num_tokens: Tokens that they computed.
     """
 
     def __init__(self, max_batch_tokens: int) -> None:
         self._max_batch_tokens = max_batch_tokens
+        self.num_batches = 0
+        self.num_tokens = 0
         self._extends = Line()
         self._moves = Line()
 
     def note(self, batch: Batch, elapsed_ms: float) -> None:
         """Learn from a batch that has run; one of both kinds tells nothing about either."""
+        self.num_batches += bool(batch)
+        self.num_tokens += batch.num_tokens
         num_rows = sum(move.num_rows for move in batch.moves)
         if batch.extends and not num_rows:
             self._extends.add(batch.num_tokens, elapsed_ms)
