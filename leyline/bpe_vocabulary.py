@@ -71,9 +71,9 @@ class BpeVocabulary:
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"{FILE_NAME} in the model folder cannot be read: {error}") from error
         if type(bpe.decoder).__name__ != "ByteLevel":
-            kind = type(bpe.decoder).__name__
             raise ModelError(
-                f"{FILE_NAME} has a decoder of type {kind}; only byte-level BPE is supported."
+                f"{FILE_NAME} is {_kind(bpe)}; only byte-level BPE is supported, as of Llama 3, "
+                "Qwen2, SmolLM2 and Mistral NeMo."
             )
         vocabulary = cls(bpe)
         if num_rows is None or vocabulary.size <= num_rows:
@@ -127,6 +127,20 @@ class BpeVocabulary:
         ordinary = {index for index, token in added.items() if _is_ordinary(token)}
         spec = json.loads(self._bpe.to_str())
         return _with_added(spec, [one for one in spec["added_tokens"] if one["id"] in ordinary])
+
+
+def _kind(bpe: BpeTokenizer) -> str:
+    """What a vocabulary is called that is no byte-level one.
+
+    In a SentencePiece one the first word of a text has a space before it that no text shows, and
+    whether a byte is a character is known only when the run of bytes ends. So neither the text of
+    two contexts is that of one behind the other, nor that of a token its own, on which edits by
+    text and streams rely.
+    """
+    decoder = json.dumps(json.loads(bpe.to_str())["decoder"])
+    if "Metaspace" in decoder or "\\u2581" in decoder or "ByteFallback" in decoder:
+        return "a SentencePiece vocabulary, as of Llama 2 and Mistral 7B"
+    return f"a vocabulary with a decoder of type {type(bpe.decoder).__name__}"
 
 
 def _is_ordinary(token: AddedToken) -> bool:

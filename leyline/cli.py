@@ -149,11 +149,12 @@ def _add_convert(commands: Any) -> None:
     convert.add_argument("target", metavar="FOLDER", help="The model folder to make.")
     convert.add_argument(
         "--dtype",
+        dest="written_dtype",  # the engine's own is of fewer kinds
         choices=CONVERT_DTYPES,
         default="auto",
         help="Dtype to write; auto keeps the source's, and writes float32 for a quantised GGUF.",
     )
-    _add_flags(convert, EngineConfig, ("progress",))
+    _add_flags(convert, EngineConfig, ("revision", "download_dir", "progress"))
 
 
 def _command(
@@ -277,10 +278,17 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    progress = _config(EngineConfig, arguments).progress
+    config = _config(EngineConfig, arguments)
     from leyline.convert import convert
 
-    done = convert(arguments.source, arguments.target, dtype=arguments.dtype, progress=progress)
+    done = convert(
+        arguments.source,
+        arguments.target,
+        dtype=arguments.written_dtype,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        progress=config.progress,
+    )
     print(f"{done}\nTry:\n  leyline serve {shlex.quote(str(done.folder))}")
     return 0
 

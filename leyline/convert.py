@@ -3,8 +3,10 @@
 The rewrite is `leyline.llama_as_mla`'s. Here it is streamed, a layer at a time, into shards, and
 then proved: a probe text goes through the source (`leyline.llama_forward`, which shares nothing
 with the engine) and through the engine's own layers with the weights as they now lie on disk. The
-folder gets its name only if both give the same logits. It is made under another name beside its
-place, so that nothing half-written is ever found there.
+folder gets its name only if both give the same logits. Where a narrower dtype was asked for, the
+source's matrices are rounded to it for this, so that the rewrite is held to the same bound and
+what the rounding itself costs is a figure of the report. The folder is made under another name
+beside its place, so that nothing half-written is ever found there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -52,7 +55,8 @@ DTYPES = ("auto", *FLOATS)
 SHARD_BYTES = 4 * 10**9
 MARGIN_BYTES = 64 * 2**20  # beside the weights: tokenizer, headers, the file system's own
 # Of the logits' standard deviation, or of 1 if that is below 1. Float32 sums in another order
-# differ by 1e-5 to 1e-4 of it; a wrong row or a lost bias, by more than 0.1.
+# differ by 1e-5 to 1e-4 of it; a wrong row or a lost bias, by more than 0.1. It holds against the
+# source rounded to the dtype written, whatever that is: no rounding hides a wrong row.
 LARGEST_DIFFERENCE = 1e-3
 PROBE = """\
 The river Dart rises on the moor and reaches the sea after 75 km, at 50°21'N. Its name is thought
@@ -75,7 +79,9 @@ class Conversion:
         dtype: The dtype its matrices were written in.
         exact: Whether that dtype holds every weight of the source as it was.
         num_tokens: Length of the probe text.
-        difference: Largest difference of a logit, in fp32 arithmetic.
+        difference: Largest difference of a logit from the source's own, in fp32 arithmetic;
+            rounding is in it.
+        error: The same from the source rounded to `dtype`: what the rewrite alone did.
         spread: Standard deviation of the logits.
         num_agreeing: Tokens of the probe text after which the most likely next one is the same.
         source_bytes: Size of the source's weights.
@@ -88,6 +94,7 @@ class Conversion:
     exact: bool
     num_tokens: int
     difference: float
+    error: float
     spread: float
     num_agreeing: int
     source_bytes: int
@@ -110,6 +117,8 @@ def convert(
     target: str | Path,
     *,
     dtype: str = "auto",
+    revision: str = "",
+    download_dir: str = "",
     progress: bool = True,
     shard_bytes: int = SHARD_BYTES,
 ) -> Conversion:
@@ -119,25 +128,26 @@ def convert(
         source: A GGUF file, a folder with config.json and safetensors, or a hub id.
         target: The folder to make; it may exist if it is empty.
         dtype: Of the matrices written; "auto" takes the source's, float32 where that is quantised.
+        revision: Branch, tag or commit of a source on the hub.
+        download_dir: The hub's cache, in place of the library's.
         progress: Show a progress bar.
         shard_bytes: Size at which a new weights file is begun.
 
     Raises:
-        ConfigError: The target is not empty, or the dtype unknown.
+        ConfigError: The target is not empty, the dtype unknown, or a revision named for a source
+            that has none.
         ModelError: The source is damaged or cannot be rewritten exactly, the disk is full, or the
             result gives other logits. Then nothing is left at the target.
     """
     target = Path(target).expanduser()
-    if dtype not in DTYPES:
-        raise ConfigError(
-            f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.", param="dtype"
-        )
+    _require_known(dtype)
     _require_empty(target)
-    opened = open_source(find_source(source, progress))
+    opened = open_source(find_source(source, revision, download_dir, progress))
     chosen = opened.dtype if dtype == "auto" else dtype
+    exact = chosen in (opened.dtype, "float32")
     config = mla_config_of(opened.llama, chosen)
     shape = ModelConfig.from_dict(config)
-    with _published(target) as draft, _bar(opened.llama, progress) as bar:
+    with _published(target) as draft, _bar(opened.llama, exact, progress) as bar:
         write_json(draft / "config.json", config)
         opened.write_text_files(draft)
         tokenizer = Tokenizer.load(draft)
@@ -147,37 +157,41 @@ def convert(
         bar.set_postfix_str("comparing")
         ids = probe_ids(tokenizer, shape)
         with torch.inference_mode():
-            expected = llama_logits(opened.llama, opened.tensor, ids, lambda _: bar.update())
-            found = engine_logits(draft, shape, ids, bar)
+            expected = _expected(opened, ids, None if exact else chosen, bar)
+            figures = _figures(engine_logits(draft, shape, ids, bar), *expected)
         result = Conversion(
             folder=target,
             family=opened.llama.family,
             dtype=chosen,
-            exact=chosen in (opened.dtype, "float32"),
-            num_tokens=len(ids),
-            difference=float((found - expected).abs().max()),
-            spread=float(expected.std()),
-            num_agreeing=int((found.argmax(-1) == expected.argmax(-1)).sum()),
+            exact=exact,
             source_bytes=opened.num_bytes,
             num_bytes=num_bytes,
+            **figures,
         )
         _require_equal(result)
     return result
 
 
-def _bar(llama: Llama, progress: bool) -> tqdm:
-    """Three passes: rewriting, the source's forward, the engine's."""
-    total = 3 * llama.shape.num_layers
+def _require_known(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.", param="dtype"
+        )
+
+
+def _bar(llama: Llama, exact: bool, progress: bool) -> tqdm:
+    """Passes: rewriting, the source's forward, the same with rounded weights, the engine's."""
+    total = (3 if exact else 4) * llama.shape.num_layers
     return tqdm(total=total, desc="Converting", unit="layer", disable=not progress)
 
 
 def _require_equal(result: Conversion) -> None:
     """Refuse to publish a model that is not the one it was."""
     bound = LARGEST_DIFFERENCE * max(1.0, result.spread)
-    if result.exact and not result.difference <= bound:  # NaN is none
+    if not (result.error <= bound < math.inf and math.isfinite(result.difference)):  # NaN is none
         raise ModelError(
-            f"The rewritten model's logits differ by {result.difference:.1e} on a probe text, more "
-            f"than {bound:.1e}; it is not kept. Either the source is damaged or this is a bug in "
+            f"The rewritten model's logits differ by {result.error:.1e} on a probe text, more than "
+            f"{bound:.1e}; it is not kept. Either the source is damaged or this is a bug in "
             "Leyline."
         )
 
@@ -189,6 +203,36 @@ def probe_ids(tokenizer: Tokenizer, config: ModelConfig) -> Tensor:
     """The ids of the probe text [T] int64 that this model has rows for, within its window."""
     ids = [i for i in tokenizer.encode(PROBE, bos=True) if i < config.vocab_size]
     return torch.tensor(ids[: config.max_position_embeddings])
+
+
+def _expected(
+    source: LlamaSource, ids: Tensor, rounded: str | None, bar: tqdm
+) -> tuple[Tensor, Tensor]:
+    """The source's logits [T, V] in fp32, as it is and with its matrices rounded to a dtype."""
+
+    def tick(_: int) -> None:
+        bar.update()
+
+    own = llama_logits(source.llama, source.tensor, ids, tick)
+    if rounded is None:
+        return own, own
+    dtype: torch.dtype = getattr(torch, rounded)
+
+    def tensor(name: str) -> Tensor:
+        return _stored(source.tensor(name), dtype)
+
+    return own, llama_logits(source.llama, tensor, ids, tick)
+
+
+def _figures(found: Tensor, own: Tensor, wanted: Tensor) -> dict[str, Any]:
+    """What a conversion tells of the logits [T, V] found, the source's own and the wanted ones."""
+    return {
+        "num_tokens": len(found),
+        "difference": float((found - own).abs().max()),
+        "error": float((found - wanted).abs().max()),
+        "spread": float(wanted.std()),
+        "num_agreeing": int((found.argmax(-1) == own.argmax(-1)).sum()),
+    }
 
 
 def engine_logits(folder: Path, config: ModelConfig, ids: Tensor, bar: tqdm) -> Tensor:
@@ -283,9 +327,13 @@ def _write_weights(
     """Write the checkpoint, matrices in `dtype`, vectors as they are; returns its size in bytes."""
     shards = _Shards(draft, shard_bytes)
     for name, tensor in _rewritten(source, bar):
-        kept = tensor if tensor.ndim == 1 else tensor.to(dtype)
-        shards.add(name, require_finite(name, kept))
+        shards.add(name, require_finite(name, _stored(tensor, dtype)))
     return shards.finish()
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor as it is written: vectors stay as they are."""
+    return tensor if tensor.ndim == 1 else tensor.to(dtype)
 
 
 def _rewritten(source: LlamaSource, bar: tqdm) -> Iterator[tuple[str, Tensor]]:

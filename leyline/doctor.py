@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from leyline.model.config import ModelConfig
 from leyline.model.parameters import num_active_parameters, num_parameters
 from leyline.model.presets import HUB_IDS, preset_data
 from leyline.model.safetensors_file import DTYPES, TensorFile
-from leyline.model.shards import INDEX_NAME, required_files, weight_map
+from leyline.model.shards import required_files, weight_map
 from leyline.model.weights import RUN_DTYPES
 from leyline.tokenizer import Tokenizer
 
@@ -130,16 +130,23 @@ def diagnose(config: EngineConfig, preset: str = "") -> Diagnosis:
 
 def _subject(config: EngineConfig, preset: str) -> Subject:
     if preset:
+        hub.refuse_revision(config.revision, f"{preset} is a preset")
         return Subject(f"{preset} ({HUB_IDS.get(preset)})", preset_data(preset))
     if not config.model:
+        hub.refuse_revision(config.revision, "the embedded model is the one asked about")
         folder = embedded_folder(leyline_home(), "bfloat16")
         if not folder.is_dir():
             return Subject(parts.EMBEDDED_NAME, mla_config_of(SMOLLM2, "bfloat16"))
         return _folder_subject(parts.EMBEDDED_NAME, folder)
     folder = hub.find_model(
-        config.model, config.revision, config.download_dir, config.progress, weights=False
+        config.model, config.revision, config.download_dir, config.progress, weights=None
     )
-    return _folder_subject(hub.model_name(config.model), folder)
+    subject = _folder_subject(hub.model_name(config.model), folder)
+    if subject.is_complete or hub.local_folder(config.model) is not None:
+        return subject
+    names = hub.served_weights(folder)
+    stored_bytes = hub.hub_bytes(config.model, folder, names, config.download_dir)
+    return replace(subject, stored_bytes=stored_bytes)
 
 
 def _folder_subject(name: str, folder: Path) -> Subject:
@@ -150,7 +157,7 @@ def _folder_subject(name: str, folder: Path) -> Subject:
     data = _read_config(folder)
     files = [folder / file for file in required_files(folder, shape)]
     complete = bool(files) and all(path.is_file() for path in files)
-    stored_dtype, stored_bytes = None, _index_bytes(folder)
+    stored_dtype, stored_bytes = None, None
     if complete:
         stored_bytes = sum(path.stat().st_size for path in files)
         mapped = weight_map(folder) or {}
@@ -175,20 +182,12 @@ def _llama_hint(name: str, folder: Path) -> ModelError | None:
     if kind not in MODEL_TYPES:
         return None
     llama = llama_of_config(data)
+    Tokenizer.load(folder)  # what cannot be read cannot be rewritten
     return ModelError(
         f"{name} is a {kind} model without latent attention. `leyline convert` rewrites it "
         f"exactly, with a latent and a rope band of {llama.shape.kv_dim} elements each.",
         param="model",
     )
-
-
-def _index_bytes(folder: Path) -> int | None:
-    """The size that the index gives for all weights, if there is one."""
-    try:
-        index = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
-        return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return None
 
 
 def _family(data: dict[str, Any]) -> str:
@@ -306,7 +305,10 @@ def _memory_warnings(shape: ModelConfig, diagnosis: Diagnosis) -> list[str]:
     weights, free = diagnosis.weights["bytes"], diagnosis.device["free_bytes"]
     if weights >= free:
         return [f"The weights do not fit: {size(weights)} are needed, {size(free)} are free."]
-    tokens, window = diagnosis.cache["tokens"], shape.max_position_embeddings
+    tokens, fitting = diagnosis.cache["tokens"], diagnosis.cache["tokens_that_fit"]
+    if tokens > fitting:
+        return [f"The cache does not fit: {tokens:,} tokens are asked for, {fitting:,} fit."]
+    window = shape.max_position_embeddings
     if tokens < window:
         return [
             f"The cache holds {tokens:,} tokens, less than the window of {window:,}: longer "

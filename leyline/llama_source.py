@@ -7,15 +7,12 @@ or a bias that the rewrite would drop in silence.
 
 from __future__ import annotations
 
-import glob
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor
 
 from leyline import hub
@@ -69,27 +66,35 @@ class LlamaSource(Protocol):
         ...
 
 
-def find_source(source: str | Path, progress: bool = True) -> Path:
+def find_source(
+    source: str | Path, revision: str = "", download_dir: str = "", progress: bool = True
+) -> Path:
     """The file or folder of a source, downloaded if it is named by its id on the hub.
 
+    Args:
+        source: See `leyline.convert.convert`.
+        revision: See `leyline.hub.find_model`, like the next two.
+        download_dir: The hub's cache, in place of the library's.
+        progress: Show the library's progress bars.
+
     Raises:
-        ModelError: There is none, it cannot be had, or its config already says that it cannot be
-            rewritten.
+        ConfigError: A revision is named for a file or folder.
+        ModelError: There is none, it cannot be had, or its config or its tokenizer already says
+            that it cannot be rewritten.
     """
     path = Path(source).expanduser()
     if path.exists() or not hub.is_hub_id(str(source)):
+        hub.refuse_revision(revision, f"{str(source)!r} is no hub id")
         return path
-    folder = hub.find_model(str(source), progress=progress, weights=False)
+    return hub.find_model(
+        str(source), revision, download_dir, progress, weights=_weight_files, more=LICENCES
+    )
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The files that hold a llama's weights, if it is one that can be rewritten."""
     llama_of_config(_read_json(folder / "config.json"))
-    files = sorted(set((weight_map(folder) or {"": SINGLE_NAME}).values()))
-    if all((folder / name).is_file() for name in files):
-        return folder
-    try:
-        patterns = [glob.escape(name) for name in files]
-        return Path(snapshot_download(str(source), revision=folder.name, allow_patterns=patterns))
-    except Exception as error:  # the library's, its HTTP client's and the disk's have no root
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise ModelError(f"The weights of {source} could not be fetched: {reason[0]}") from error
+    return sorted(set((weight_map(folder) or {"": SINGLE_NAME}).values()))
 
 
 def open_source(path: Path) -> LlamaSource:
@@ -135,13 +140,16 @@ class FolderSource:
 
     def write_text_files(self, folder: Path) -> None:
         """Copy them, licences included; see `LlamaSource.write_text_files`."""
-        found = [self._folder / name for name in TEXT_FILES]
-        found += [path for pattern in LICENCES for path in self._folder.glob(pattern)]
-        for path in found:
+        for path in self._text_files():
             if path.is_file():
-                shutil.copyfile(path, folder / path.name)
-        if (self._folder / TEMPLATES).is_dir():
-            shutil.copytree(self._folder / TEMPLATES, folder / TEMPLATES)
+                target = folder / path.relative_to(self._folder)
+                target.parent.mkdir(exist_ok=True)
+                _write_new(target, path.read_bytes())
+
+    def _text_files(self) -> Iterator[Path]:
+        yield from (self._folder / name for name in TEXT_FILES)
+        for pattern in (*LICENCES, f"{TEMPLATES}/*.jinja"):
+            yield from self._folder.glob(pattern)
 
 
 class GgufSource:
@@ -169,12 +177,18 @@ class GgufSource:
         write_json(folder / GENERATION_CONFIG, token_ids(self._file))
         template = self._file.find("tokenizer.chat_template")
         if template is not None:
-            (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+            _write_new(folder / "chat_template.jinja", template.encode())
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object for people to read."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a JSON object for people to read, into a file that must not be there yet."""
+    _write_new(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file of our own making: one that is there, or a link to anywhere, is refused."""
+    with open(path, "xb") as file:
+        file.write(content)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

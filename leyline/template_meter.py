@@ -5,6 +5,11 @@ where an operation can enlarge *before* the value is made, and it counts steps, 
 more of them. With bounded values a step takes bounded time, and with bounded steps so does the
 rendering. No clock is involved: a template is refused or not, whatever else the machine does. Both
 bounds grow with the input, so a long conversation is no crime.
+
+What spells a character by several is measured when it is made, not before: `!r`, `%r` and the text
+of a list write up to 10 for one, `tojson(ensure_ascii=true)` and `urlencode` up to 12. What it is
+made of is within the bound, so for a moment there is a value of at most `ESCAPE_FACTOR` times the
+bound, and nothing is ever made of that.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ ELEMENTS_A_STEP = 4
 ELEMENT_SIZE = 32  # in characters
 BASE_SIZE = 1_000_000  # characters of one value
 SIZE_FACTOR = 8  # one value, over the whole input
+ESCAPE_FACTOR = 12  # characters that one is spelt with at most
 OUTPUT_FACTOR = 32  # all output, over the whole input: a text passes through several macros
 MAX_BITS = 4096  # of an integer
 MAX_DIGITS = 6  # of a width

@@ -226,7 +226,7 @@ def _output(context: Context, values: list[Any]) -> str:
 def _concat(context: Context, values: list[Any]) -> str:
     meter = METER.get()
     meter.fits(meter.read(values))
-    return "".join([_text(value) for value in values])
+    return meter.made("".join([_text(value) for value in values]))
 
 
 @pass_context

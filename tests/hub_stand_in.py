@@ -1,8 +1,8 @@
 """A stand-in for the model hub: a local HTTP server with the few routes that downloads use.
 
 Repositories are folders. What a test wants to go wrong is said beforehand: a connection that is
-cut in the middle of a file, a status that a route answers with a few times. Everything asked for
-is written down.
+cut in the middle of a file or before an answer, an answer that does not come, a status that a route
+answers with a few times. Everything asked for is written down.
 
 Routes: `/api/models/ID[/revision/REV]`, `/api/models/ID/tree/REV`, `/ID/resolve/REV/FILE`.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ REASONS = {
     403: "GatedRepo",
     404: "RepoNotFound",
 }
+RESET = -1  # the connection is reset in place of an answer
+SILENCE = -2  # no answer comes, until the hub stops or the asker goes away
+SILENCE_S = 5
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class HubStandIn:
         url: What HF_ENDPOINT has to be.
         requests: Everything that was asked for, but for the library's question about agents.
         cut_after: Bytes of a file, by its name, after which the connection is cut, once.
-        fail: Statuses to answer with first, by a part of the path.
+        fail: What to answer with first, by a part of the path: a status, or RESET or SILENCE.
     """
 
     def __init__(self) -> None:
@@ -82,6 +86,7 @@ class HubStandIn:
         self.cut_after: dict[str, int] = {}
         self.fail: dict[str, list[int]] = {}
         self.lock = threading.Lock()
+        self.stopped = threading.Event()
         stand_in = self
 
         class Handler(_Handler):
@@ -105,6 +110,7 @@ class HubStandIn:
 
     def stop(self) -> None:
         """Close the port: from now on there is no network."""
+        self.stopped.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -148,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.requests.append(Request(self.command, path, token))
             failing = next((f for part, f in self.hub.fail.items() if part in path and f), None)
             status = failing.pop(0) if failing else None
+        if status in (RESET, SILENCE):
+            return self._hang_up(wait_s=SILENCE_S if status == SILENCE else 0)
         if status is not None:
             return self._json(status, {"error": "as the test ordered"})
         repo_id = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2])
@@ -163,6 +171,14 @@ class _Handler(BaseHTTPRequestHandler):
         if file not in repo.files():
             return self._json(404, {"error": "no"}, error="EntryNotFound", commit=repo.commit)
         return self._file(repo, file)
+
+    def _hang_up(self, wait_s: float) -> None:
+        """End the connection without a word; the system tells the other side that it was reset."""
+        self.hub.stopped.wait(wait_s)
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.connection.close()
+        self.close_connection = True
 
     def _describe(self, repo_id: str, repo: Repository, rest: str) -> None:
         """The repository itself, or its list of files."""

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from leyline import Engine, EngineConfig, SamplingParams, convert, llama_as_mla
+from leyline.cli import main
 from leyline.convert import convert as run_convert
 from leyline.errors import ConfigError, ModelError
 from leyline.gguf_file import GgufModel
 from leyline.llama import llama_of_config
 from leyline.llama_as_mla import interleaved
+from leyline.llama_source import open_source, write_json
 from leyline.model.config import ModelConfig
 from leyline.model.rope import Rope
 from leyline.model.weights import load_model
 from leyline.tokenizer import Tokenizer
 from tests.embedded_fixtures import llama_oracle
-from tests.hub_stand_in import hub_stand_in, point_to
+from tests.hub_stand_in import RESET, HubStandIn, hub_stand_in, point_to
 from tests.llama_models import KINDS, SIZES, llama_model
 from tests.test_embedded import PROMPTS as TEXTS
 from tests.test_embedded import largest_difference, write_tiny_gguf
@@ -148,6 +150,7 @@ def test_the_report_tells_rounding_from_rewriting(made, tmp_path):
     result = run_convert(source, tmp_path / "mla", dtype="bfloat16", progress=False)
     assert not result.exact and "rounded" in str(result)
     assert 1e-3 < result.difference < result.spread
+    assert result.error < 1e-4  # from the rounded source
     assert not 0 <= difference(oracle, tmp_path / "mla") < BOUND
 
 
@@ -219,29 +222,98 @@ def test_a_tiny_gguf(tmp_path):
     assert 0 <= difference(llama_oracle(GgufModel(path)), tmp_path / "mla", 20) < BOUND
 
 
-def test_a_hub_id_is_fetched_and_one_that_cannot_be_rewritten_is_not(made, tmp_path, monkeypatch):
-    oracle, source, _ = made("llama-gqa")
-    with hub_stand_in() as hub:
-        point_to(hub.url, tmp_path, monkeypatch)
+# From the hub ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Iterator[HubStandIn]:
+    with hub_stand_in() as stand_in:
+        point_to(stand_in.url, tmp_path, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        hub.publish("ada/llama", source)
-        run_convert("ada/llama", tmp_path / "mla", progress=False)
-        assert 0 <= difference(oracle, tmp_path / "mla", 10) < BOUND
-        asked = len(hub.requests)
-        run_convert("ada/llama", tmp_path / "again", progress=False)
-        assert len(hub.requests) == asked
-        shutil.copytree(source, tmp_path / "biased")
-        config = json.loads((source / "config.json").read_text())
-        (tmp_path / "biased" / "config.json").write_text(json.dumps({**config, "mlp_bias": True}))
-        hub.publish("ada/biased", tmp_path / "biased")
-        with pytest.raises(ModelError, match="mlp_bias"):
-            run_convert("ada/biased", tmp_path / "other", progress=False)
-        assert hub.asked("GET").count("model.safetensors") == 1
-        hub.publish("ada/cut", source)
-        hub.fail["/ada/cut/resolve"] = [403] * 20
-        with pytest.raises(ModelError, match="ada/cut"):
-            run_convert("ada/cut", tmp_path / "other", progress=False)
-    assert not (tmp_path / "other").exists()
+        monkeypatch.setattr("leyline.hub.calls.time.sleep", lambda _: None)
+        yield stand_in
+
+
+def edited(folder: Path, copy: Path, name: str, **keys: Any) -> Path:
+    """A copy of a model folder with keys changed in one of its JSON files."""
+    shutil.copytree(folder, copy)
+    data = json.loads((copy / name).read_text()) | keys
+    (copy / name).write_text(json.dumps(data))
+    return copy
+
+
+def test_a_hub_id_is_fetched_once_with_its_licence(hub, made, tmp_path):
+    oracle, source, _ = made("llama-gqa")
+    shutil.copytree(source, tmp_path / "source")
+    (tmp_path / "source" / "LICENSE").write_text("Be kind.")
+    (tmp_path / "source" / "README.md").write_text("")
+    hub.publish("ada/llama", tmp_path / "source")
+    hub.fail["/api/models/ada/llama"] = [503, RESET]
+    hub.cut_after["model.safetensors"] = 1000
+    run_convert("ada/llama", tmp_path / "mla", progress=False)
+    assert 0 <= difference(oracle, tmp_path / "mla", 10) < BOUND
+    assert (tmp_path / "mla" / "LICENSE").read_text() == "Be kind."
+    assert hub.lookups() == 3 and hub.asked("GET").count("model.safetensors") == 2
+    assert "README.md" not in hub.asked()
+    asked = len(hub.requests)
+    run_convert("ada/llama", tmp_path / "again", progress=False)
+    assert len(hub.requests) == asked
+
+
+def test_what_the_hub_does_not_give_is_explained(hub, made, tmp_path):
+    _, source, _ = made("llama-gqa")
+    hub.publish("ada/gated", source, gated=True, token="secret")
+    hub.publish("ada/cut", source)
+    hub.fail["/ada/cut/resolve"] = [403] * 20
+    for name, said in [
+        ("ada/nothing", "neither a folder nor a hub repository"),
+        ("ada/gated", "accept its terms"),
+        ("ada/cut", f"could not be fetched from {hub.url}"),
+    ]:
+        with pytest.raises(ModelError, match=said) as caught:
+            run_convert(name, tmp_path / "mla", progress=False)
+        assert "\n" not in caught.value.message and name in caught.value.message
+    assert not (tmp_path / "mla").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("config.json", {"mlp_bias": True}, "mlp_bias"),
+        ("config.json", {"model_type": "qwen3"}, "normalises"),
+        ("config.json", {"vocab_size": 100}, "different models"),
+        ("tokenizer.json", {"decoder": {"type": "ByteFallback"}}, "SentencePiece"),
+    ],
+)
+def test_what_cannot_be_rewritten_is_refused_before_weights_are_fetched(
+    name, keys, said, hub, made, tmp_path
+):
+    hub.publish("ada/odd", edited(made("llama-gqa")[1], tmp_path / "odd", name, **keys))
+    with pytest.raises(ModelError, match=said) as caught:
+        run_convert("ada/odd", tmp_path / "mla", progress=False)
+    assert "\n" not in caught.value.message
+    assert "model.safetensors" not in hub.asked()
+
+
+def test_the_command_takes_a_revision_and_a_download_folder(hub, made, tmp_path, capsys):
+    _, source, _ = made("llama-gqa")
+    hub.publish("ada/llama", source, branches={"main", "v2"})
+    place = ["--download-dir", str(tmp_path / "elsewhere"), "--no-progress"]
+    command = ["convert", "ada/llama", str(tmp_path / "mla"), *place]
+    assert main([*command, "--revision", "v1"]) == 1
+    assert "has no revision 'v1'" in capsys.readouterr().err
+    assert main([*command, "--revision", "v2", "--dtype", "float16"]) == 0
+    assert "in float16, rounded from a wider dtype" in capsys.readouterr().out
+    assert list((tmp_path / "elsewhere").glob("models--ada--llama/refs/v2"))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_files_and_folders_have_no_revisions(made, tmp_path):
+    _, source, _ = made("llama-gqa")
+    for named in (source, write_tiny_gguf(tmp_path / "tiny.gguf")):
+        with pytest.raises(ConfigError, match="only a model named by its hub id") as caught:
+            run_convert(named, tmp_path / "mla", revision="main", progress=False)
+        assert caught.value.param == "revision"
 
 
 # The parts ------------------------------------------------------------------------------------
@@ -445,12 +517,73 @@ def test_an_unknown_dtype_is_refused(made, tmp_path):
         run_convert(source, tmp_path / "mla", dtype="int4", progress=False)
 
 
-def test_a_wrong_rewrite_is_never_published(made, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
+def test_a_wrong_rewrite_is_never_published(dtype, made, tmp_path, monkeypatch):
     _, source, _ = made("llama-gqa")
     monkeypatch.setattr(llama_as_mla, "interleaved", lambda rows, head_dim: rows)
     with pytest.raises(ModelError, match="logits differ"):
-        run_convert(source, tmp_path / "mla", progress=False)
+        run_convert(source, tmp_path / "mla", dtype=dtype, progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("name", ["o_proj.weight", "kv_b_proj.weight"])
+def test_one_matrix_a_percent_too_large_is_never_published(
+    dtype, name, made, tmp_path, monkeypatch
+):
+    """No rounding hides it: rounding to bfloat16 is 0.4 % of a weight at most."""
+    _, source, _ = made("qwen2")
+
+    def spoilt(*arguments: Any) -> dict[str, torch.Tensor]:
+        tensors = llama_as_mla.mla_layer(*arguments)
+        (key,) = [key for key in tensors if key.endswith(name)]
+        return {**tensors, key: tensors[key] * 1.01}
+
+    monkeypatch.setattr(convert, "mla_layer", spoilt)
+    with pytest.raises(ModelError, match="logits differ"):
+        run_convert(source, tmp_path / "mla", dtype=dtype, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_never_published(dtype, value, made, tmp_path, monkeypatch):
+    _, source, _ = made("llama-gqa")
+    plain = convert.llama_logits
+
+    def overflowing(*arguments: Any) -> torch.Tensor:
+        return plain(*arguments).fill_(value)
+
+    monkeypatch.setattr(convert, "llama_logits", overflowing)
+    with pytest.raises(ModelError, match="logits differ"):
+        run_convert(source, tmp_path / "mla", dtype=dtype, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_files_are_written_through_no_link(made, tmp_path):
+    _, source, _ = made("llama-gqa")
+    (tmp_path / "mine").write_text("keep")
+    (tmp_path / "draft").mkdir()
+    for name in ("tokenizer.json", "config.json"):
+        (tmp_path / "draft" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(FileExistsError):
+        open_source(source).write_text_files(tmp_path / "draft")
+    with pytest.raises(FileExistsError):
+        write_json(tmp_path / "draft" / "config.json", {})
+    assert (tmp_path / "mine").read_text() == "keep"
+
+
+def test_only_templates_come_along_from_the_folder_of_templates(made, tmp_path):
+    _, source, _ = made("llama-gqa")
+    shutil.copytree(source, tmp_path / "source")
+    templates = tmp_path / "source" / "additional_chat_templates"
+    (templates / "deep").mkdir(parents=True)
+    (templates / "tool_use.jinja").write_text("{{ tools }}")
+    (templates / "x.py").write_text("raise SystemExit")
+    (templates / "round").symlink_to(templates)
+    run_convert(tmp_path / "source", tmp_path / "mla", progress=False)
+    copied = (tmp_path / "mla" / "additional_chat_templates").rglob("*")
+    assert [path.name for path in copied] == ["tool_use.jinja"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError, MemoryError])
@@ -511,3 +644,5 @@ def test_the_bar_is_shown_only_when_asked(made, tmp_path, capfd):
     run_convert(source, tmp_path / "shown")
     out, err = capfd.readouterr()
     assert out == "" and "Converting" in err and "6/6" in err
+    run_convert(source, tmp_path / "rounded", dtype="bfloat16")
+    assert "8/8" in capfd.readouterr().err

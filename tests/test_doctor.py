@@ -228,6 +228,39 @@ def test_of_a_hub_repository_only_small_files_are_fetched(
             diagnose(EngineConfig(model="ada/nothing", progress=False))
 
 
+def test_the_download_is_what_the_engine_fetches(tiny_folder, tmp_path, monkeypatch, machine):
+    """An MTP layer in a file of its own is in the index's sum, and is not fetched."""
+    folder = copied(tiny_folder("v3"), tmp_path / "repository")
+    for name in folder.glob("*.safetensors*"):
+        name.unlink()
+    shards = {"model.embed_tokens.weight": "a.safetensors", "model.norm.weight": "b.safetensors"}
+    layers = doctor.ModelConfig.load(folder).num_hidden_layers
+    mtp = {f"model.layers.{layers}.eh_proj.weight": "mtp.safetensors"}
+    index = {"metadata": {"total_size": 6_234_000}, "weight_map": shards | mtp}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, count in (("a", 1000), ("b", 234), ("mtp", 5000), ("stray", 7000)):
+        (folder / f"{name}.safetensors").write_bytes(bytes(count * 1000))
+    with hub_stand_in() as hub:
+        point_to(hub.url, tmp_path, monkeypatch)
+        hub.publish("ada/tiny", folder)
+        config = EngineConfig(
+            model="ada/tiny", device="cpu", progress=False, download_dir=str(tmp_path / "cache")
+        )
+        found = diagnose(config)
+        assert found.weights["stored_bytes"] == 1_234_000 and "1.23 MB to download" in str(found)
+        machine(disk=1_300_000)
+        assert diagnose(config).warnings == []
+        machine(disk=1_200_000)
+        assert "needs 1.23 MB of disk" in diagnose(config).warnings[0]
+        asked = len(hub.requests)
+        for listing in (tmp_path / "cache").glob("*/trees/*"):
+            listing.unlink()
+        monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert diagnose(config).weights["stored_bytes"] is None  # nobody noted the sizes
+        assert len(hub.requests) == asked
+
+
 # Warnings -------------------------------------------------------------------------------------
 
 
@@ -236,6 +269,7 @@ def test_of_a_hub_repository_only_small_files_are_fetched(
     [
         ({"memory": 20 * GB}, {}, "do not fit: 31.41 GB are needed, 20.00 GB"),
         ({"memory": 33 * GB}, {}, "less than the window of 163,840"),
+        ({"memory": 33 * GB}, {"kv_cache_tokens": 50_000}, "50,000 tokens are asked for, 45,921"),
         ({}, {}, "at most 4.1 tokens a second"),
         ({"bf16": False}, {}, "no bfloat16 instructions"),
         ({"disk": 30 * GB}, {}, "needs 31.41 GB of disk, and 30.00 GB are free"),
@@ -309,6 +343,39 @@ def test_options_that_do_not_fit_are_refused(tiny_folder):
         look(tiny_folder("v3"), max_model_len=10_000)
     with pytest.raises(ConfigError, match="device"):
         diagnose(EngineConfig(device="abacus"), "deepseek-v2-lite")
+
+
+def test_a_cache_that_just_fits_is_no_matter(machine):
+    machine(memory=33 * GB)
+    fitting = look_at_preset("deepseek-v2-lite").cache["tokens_that_fit"]
+    just, beyond = (
+        look_at_preset("deepseek-v2-lite", kv_cache_tokens=n) for n in (fitting, fitting + 1)
+    )
+    assert not any("does not fit" in warning for warning in just.warnings)
+    assert any("does not fit" in warning for warning in beyond.warnings)
+
+
+def test_what_has_no_revisions_is_refused_one(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEYLINE_HOME", str(tmp_path))
+    for config, preset in (
+        (EngineConfig(revision="v1"), ""),
+        (EngineConfig(revision="v1"), "glm-4.7-flash"),
+        (EngineConfig(revision="v1", model=str(tiny_folder("v3"))), ""),
+    ):
+        with pytest.raises(ConfigError, match="only a model named by its hub id") as caught:
+            diagnose(config, preset)
+        assert caught.value.param == "revision"
+
+
+def test_a_llama_that_convert_would_refuse_is_not_sent_there(tmp_path):
+    folder = tmp_path / "llama"
+    llama_model("llama-gqa", folder)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(
+        json.dumps({**spec, "decoder": {"type": "ByteFallback"}})
+    )
+    with pytest.raises(ModelError, match="SentencePiece"):
+        look(folder)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ from leyline.hub import find_model, is_hub_id, model_name
 from leyline.model.shards import INDEX_NAME
 from leyline.model.weights import load_model
 from leyline.parts import model_folder
-from tests.hub_stand_in import HubStandIn, hub_stand_in, point_to
+from tests.hub_stand_in import RESET, SILENCE, HubStandIn, hub_stand_in, point_to
 from tests.model.folders import DATA, SHARDS, tensors, write
 from tests.tiny_models import write_tokenizer
 
 MODEL = "ada/tiny-mla"
 NEVER = ("modeling_tiny.py", "pytorch_model.bin", "model.pt", "README.md", "original/x.safetensors")
+NEVER += ("tokenizer.model", "merges.txt", "vocab.txt")
 SMALL = (
     "chat_template.jinja",
     "config.json",
@@ -34,10 +36,27 @@ SMALL = (
 )
 
 
+def write_small_tokenizer(folder: Path) -> None:
+    """One with no more ids than the model has rows."""
+    write_tokenizer(folder)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    few = sorted(spec["model"]["vocab"].items(), key=lambda item: item[1])[: DATA["vocab_size"]]
+    spec["model"] |= {"vocab": dict(few), "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch) -> list[float]:
+    """Nobody waits; what would have been waited."""
+    waited: list[float] = []
+    monkeypatch.setattr("leyline.hub.calls.time.sleep", waited.append)
+    return waited
+
+
 @pytest.fixture
 def repository(tmp_path) -> Path:
     folder = write(tmp_path / "repository", tensors(), DATA, sharded=True)
-    write_tokenizer(folder)
+    write_small_tokenizer(folder)
     for name in NEVER:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"never to be fetched")
@@ -100,7 +119,7 @@ def test_a_commit_needs_no_look_up(hub, find):
 
 
 def test_without_weights_only_the_small_files_come(hub, find):
-    folder = find(weights=False)
+    folder = find(weights=None)
     assert sorted(p.name for p in folder.iterdir()) == sorted(SMALL)
     assert find().name == folder.name  # the rest comes later, from the same commit
     assert hub.lookups() == 1
@@ -125,7 +144,7 @@ def test_the_mtp_file_is_not_fetched(hub, find, repository):
 
 def test_a_single_file_needs_no_index(hub, find, tmp_path):
     folder = write(tmp_path / "single", tensors())
-    write_tokenizer(folder)
+    write_small_tokenizer(folder)
     hub.publish("ada/single", folder)
     assert (find("ada/single") / "model.safetensors").is_file()
 
@@ -150,16 +169,59 @@ def test_a_cut_download_goes_on_where_it_was_cut(hub, find, repository):
     assert hub.asked("GET").count(SHARDS[1]) == 1
 
 
-@pytest.mark.parametrize("status", [500, 503, 429])
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
 def test_a_hub_out_of_order_is_asked_again(hub, find, monkeypatch, status):
-    monkeypatch.setattr("leyline.hub.PAUSE_S", 0.0)
     hub.fail[f"/api/models/{MODEL}"] = [status]
     assert find().is_dir()
     assert hub.lookups() == 2
 
 
+@pytest.mark.parametrize("trouble", [RESET, SILENCE])
+@pytest.mark.parametrize("revision", ["", "main"])
+def test_a_look_up_that_is_cut_or_not_answered_is_made_again(
+    hub, find, monkeypatch, pauses, trouble, revision
+):
+    monkeypatch.setattr("leyline.hub.calls.LOOKUP_TIMEOUT_S", 0.3)
+    hub.fail[f"/api/models/{MODEL}"] = [trouble, trouble]
+    assert find(revision=revision).is_dir()
+    assert hub.lookups() == 3 and pauses == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("trouble", "said"), [(RESET, "reset"), (SILENCE, "timed out")])
+def test_a_look_up_that_never_succeeds_is_given_up_in_one_line(
+    hub, find, monkeypatch, trouble, said
+):
+    monkeypatch.setattr("leyline.hub.calls.LOOKUP_TIMEOUT_S", 0.3)
+    hub.fail[f"/api/models/{MODEL}"] = [trouble] * 99
+    message = refusal(find).message
+    assert hub.url in message and said in message and "Nothing of it is in the cache" in message
+    assert hub.lookups() == 3
+
+
+def test_where_nobody_listens_nobody_is_asked_again(hub, find, pauses):
+    hub.stop()
+    assert "onnect" in refusal(find).message
+    assert pauses == []
+
+
+def test_a_look_up_that_fails_is_no_matter_if_all_is_cached(hub, find, caplog):
+    folder = find()
+    for answers in ([RESET] * 3, [401] * 3, [429] * 9):
+        hub.fail[f"/api/models/{MODEL}"] = answers
+        assert find(revision="main") == folder
+    assert "going on with what is cached" in caplog.text
+    hub.fail.clear()
+    assert "no revision" in refusal(find, revision="v9").message
+
+
+def test_a_connection_reset_before_a_file_is_made_again(hub, find, repository):
+    hub.fail[f"/resolve/{hub.repositories[MODEL].commit}/{SHARDS[0]}"] = [RESET, RESET]
+    folder = find()
+    assert (folder / SHARDS[0]).read_bytes() == (repository / SHARDS[0]).read_bytes()
+    assert hub.asked("GET").count(SHARDS[1]) == 1
+
+
 def test_a_hub_that_stays_out_of_order_is_given_up(hub, find, monkeypatch):
-    monkeypatch.setattr("leyline.hub.PAUSE_S", 0.0)
     hub.fail[f"/api/models/{MODEL}"] = [503] * 99
     error = refusal(find)
     assert MODEL in error.message and "503" in error.message and hub.url in error.message
@@ -167,8 +229,6 @@ def test_a_hub_that_stays_out_of_order_is_given_up(hub, find, monkeypatch):
 
 
 def test_a_file_that_cannot_be_had_is_given_up(hub, find, monkeypatch):
-    monkeypatch.setattr("leyline.hub.PAUSE_S", 0.0)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
     hub.fail[f"/resolve/{hub.repositories[MODEL].commit}/{SHARDS[0]}"] = [500] * 999
     message = refusal(find).message
     assert MODEL in message and "500" in message
@@ -179,8 +239,29 @@ def test_a_full_disk_is_named(hub, find, monkeypatch):
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("leyline.hub.snapshot_download", full)
+    monkeypatch.setattr("leyline.hub.repository.snapshot_download", full)
     assert "No space left on device" in refusal(find).message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cut at https://cdn.hf.co/x/y?Policy=aGk&Signature=s3cret&Key-Pair-Id=K", "/x/y"),
+        ("cut at 'https://cdn.hf.co/x/y?Signature=s3cret', sorry", "/x/y', sorry"),
+        ("cut at https://ada:s3cret@hf.co/x", "https://hf.co/x"),
+        ("cut at http://hf.co#s3cret (really?)", "http://hf.co (really?)"),
+    ],
+)
+def test_a_signed_address_is_told_without_its_signature(hub, find, monkeypatch, caplog, text, told):
+    def cut(*_: Any, **__: Any) -> None:
+        raise OSError(text)
+
+    monkeypatch.setattr("leyline.hub.repository.snapshot_download", cut)
+    message = refusal(find).message
+    assert told in message and "s3cret" not in message
+    logging.getLogger("huggingface_hub.utils._http").warning("'%s' while requesting", text)
+    (record,) = [one for one in caplog.records if "while requesting" in one.getMessage()]
+    assert told in record.getMessage() and "s3cret" not in record.getMessage()
 
 
 # What the hub refuses.
@@ -211,6 +292,52 @@ def test_a_repository_without_a_config(hub, find, repository):
 def test_a_repository_that_lacks_a_file(hub, find, repository, absent):
     (repository / absent).unlink()
     assert absent in refusal(find).message
+    assert (SHARDS[0] in hub.asked("GET")) == (absent == SHARDS[1])
+
+
+def sentencepiece(spec: dict[str, Any]) -> None:
+    """The form of Llama 2's and Mistral 7B's `tokenizer.json`."""
+    spec["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    }
+
+
+def metaspace(spec: dict[str, Any]) -> None:
+    """The form that newer conversions have."""
+    plain = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"}
+    spec["decoder"] = {**plain, "split": False}
+
+
+@pytest.mark.parametrize("form", [sentencepiece, metaspace])
+def test_a_sentencepiece_vocabulary_is_refused_before_weights_are_fetched(
+    hub, find, repository, form
+):
+    spec = json.loads((repository / "tokenizer.json").read_text())
+    form(spec)
+    (repository / "tokenizer.json").write_text(json.dumps(spec))
+    message = refusal(find).message
+    assert "SentencePiece" in message and "only byte-level BPE is supported" in message
+    assert not set(hub.asked()) & set(SHARDS)
+    assert "SentencePiece" in refusal(find).message  # the second time too
+
+
+def test_a_vocabulary_of_another_kind_is_named_by_its_decoder(hub, find, repository):
+    spec = json.loads((repository / "tokenizer.json").read_text())
+    spec["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (repository / "tokenizer.json").write_text(json.dumps(spec))
+    assert "a decoder of type WordPiece" in refusal(find).message
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_weights_are_fetched(hub, find, repository):
+    write_tokenizer(repository)
+    assert "different models" in refusal(find).message
+    assert not set(hub.asked()) & set(SHARDS)
 
 
 def test_a_repository_without_safetensors(hub, find, repository):
@@ -256,7 +383,6 @@ def test_a_partial_cache_names_everything_that_is_missing(hub, find, monkeypatch
     folder = find()
     remove(folder, *SHARDS, "generation_config.json")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
     hub.stop()
     message = refusal(find).message
     for name in (*SHARDS, "generation_config.json"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -225,6 +226,38 @@ def test_output_is_refused_before_its_pieces_are_joined():
         assert tracemalloc.get_traced_memory()[1] < 30_000_000
     finally:
         tracemalloc.stop()
+
+
+ESCAPES = {
+    "repr": "{{ '{!r}'.format(x) | length }}",
+    "repr in percent": "{{ ('%r' % x) | length }}",
+    "ascii": "{{ '{!a}'.format(x) | length }}",
+    "ascii in percent": "{{ ('%a' % x) | length }}",
+    "json": "{{ x | tojson(ensure_ascii=true) | length }}",
+    "json, indented": "{{ [x] | tojson(ensure_ascii=true, indent=1) | length }}",
+    "a list's text": "{{ [x] | string | length }}",
+    "a list's output": "{{ [x] }}",
+    "a list, joined": "{{ ([x] ~ 'a') | length }}",
+    "a list in a list, joined": "{{ [[x]] | join('a') | length }}",
+    "an address": "{{ x | urlencode | length }}",
+}
+
+
+@pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES)
+def test_what_spells_a_character_by_several_is_bounded_by_that_factor(source, monkeypatch):
+    assert len(json.dumps("\U0010ffff")) - 2 == template_meter.ESCAPE_FACTOR
+    monkeypatch.setattr(template_meter, "BASE_SIZE", 100_000)
+    bound = 100_000 * template_meter.ESCAPE_FACTOR
+    ends = "{% set x = '\U0010ffff' * 90000 %}", "{% set x = 'a' * 90000 %}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=r"makes a value|writes too much"):
+            ChatTemplate(ends[0] + source)
+        # Four bytes a character, and once more while pieces are joined.
+        assert tracemalloc.get_traced_memory()[1] < 2 * 4 * bound
+    finally:
+        tracemalloc.stop()
+    assert ChatTemplate(ends[1] + source).render([USER])  # the twin: plain letters
 
 
 def test_bytes_and_numbers_have_a_size():
