@@ -1,0 +1,276 @@
+"""What a reply must look like: JSON schemas, expressions and grammars, followed token by token.
+
+llguidance compiles a form to a parser and says which tokens it allows next. Whatever it cannot do
+exactly is refused, never done by halves: a keyword of JSON Schema that it does not know how to
+enforce is an error. Compiling has limits in size and work, and so has every step.
+
+White space between the parts of a JSON text is allowed, but not without end: a small model that
+may write a blank may write nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from leyline.errors import InvalidRequestError, LeylineError
+from leyline.sampling import Constraint
+from leyline.tokenizer import Tokenizer, check_text
+
+Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+Mask = npt.NDArray[np.int32]
+
+MAX_SOURCE_BYTES = 64 * 1024
+MAX_CACHED = 64
+MAX_CHOICES = 1024
+MAX_REASON = 300  # characters of the library's own words in an error
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+WORD_BITS = 32
+
+
+def _limits() -> LLParserLimits:
+    """Tens of milliseconds to compile and a few for a step; see llguidance for the units."""
+    return LLParserLimits(
+        initial_lexer_fuel=2_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+class Grammar:
+    """A compiled form, from which any number of replies can start.
+
+    Args:
+        matcher: The parser at its beginning.
+        num_tokens: Ids that the vocabulary has, V.
+    """
+
+    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
+        self._matcher = matcher
+        self._num_words = -(-num_tokens // WORD_BITS)
+
+    def start(self) -> Constraint:
+        """A constraint for one reply."""
+        return _Follower(self._matcher, self._num_words)
+
+
+class Grammars:
+    """Compiles forms for one vocabulary, and remembers the last few.
+
+    All of it may be used from any thread. `compile` takes a while: keep it off an event loop.
+
+    Args:
+        tokenizer: Whose ids the replies consist of.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiled: OrderedDict[str, Grammar] = OrderedDict()
+        self._gate = threading.Lock()
+
+    def compile(self, kind: Kind, value: Any = None) -> Grammar:
+        """The grammar of a form.
+
+        Args:
+            kind: What `value` is: `json_object` needs none, `json_schema` a mapping, `regex` an
+                expression, `choice` a list of texts, `grammar` one in llguidance's Lark dialect.
+            value: See above.
+
+        Raises:
+            InvalidRequestError: If it is malformed, too large, or asks for what cannot be enforced.
+        """
+        source = _source(kind, value)
+        if len(source.encode("utf-8")) > MAX_SOURCE_BYTES:
+            raise _refused(kind, f"it has more than the {MAX_SOURCE_BYTES} bytes allowed")
+        with self._gate:
+            found = self._compiled.get(source)
+            if found is not None:
+                self._compiled.move_to_end(source)
+                return found
+        grammar = Grammar(self._matcher(kind, source), self._tokenizer.vocab_size)
+        with self._gate:
+            self._compiled[source] = grammar
+            while len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        return grammar
+
+    def after(self, text: str, constraint: Constraint) -> Constraint:
+        """A constraint that begins where a text ends for the first time, such as `</think>`."""
+        num_words = -(-self._tokenizer.vocab_size // WORD_BITS)
+        return _After(text.encode("utf-8"), constraint, self._tokenizer, num_words)
+
+    def _matcher(self, kind: str, source: str) -> LLMatcher:
+        """Compile, and take the first step, which costs most."""
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_limits())
+        if not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()
+        if matcher.is_error():
+            raise _refused(kind, _reason(matcher))
+        return matcher
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        if not self._tokenizer.stop_ids:
+            raise InvalidRequestError(
+                "This model has no token that ends a reply, so that no form can be enforced."
+            )
+        wrapped = TokenizerWrapper(_Spelling(self._tokenizer))
+        return LLTokenizer(
+            wrapped,
+            n_vocab=self._tokenizer.vocab_size,
+            eos_token=sorted(self._tokenizer.stop_ids),
+        )
+
+
+class _Spelling:
+    """The vocabulary, in the words that llguidance looks for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.eos_token_id = min(tokenizer.stop_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(i, False) for i in range(tokenizer.vocab_size)]
+        self.special_token_ids = [
+            i for i in range(tokenizer.vocab_size) if not tokenizer.token_bytes(i)
+        ]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):  # it asks once whether bytes would do
+            raise TypeError("only texts can be encoded")
+        return self._tokenizer.encode_plain(text)
+
+
+class _Follower:
+    """A parser that has read what was generated."""
+
+    def __init__(self, start: LLMatcher, num_words: int) -> None:
+        self._start = start
+        self._num_words = num_words
+        self._read: list[int] = []
+        self._matcher = start.deep_copy()
+
+    def allowed(self, generated: Sequence[int]) -> Mask:
+        """See `leyline.sampling.Constraint`."""
+        if list(generated[: len(self._read)]) != self._read:
+            self._read, self._matcher = [], self._start.deep_copy()
+        new = list(generated[len(self._read) :])
+        self._read += new
+        fits = self._matcher.consume_tokens(new)
+        mask = self._matcher.compute_bitmask() if fits else b""
+        if self._matcher.is_error():
+            raise LeylineError(
+                f"The reply cannot follow its form any further: {_reason(self._matcher)}"
+            )
+        return np.frombuffer(mask, dtype=np.int32)[: self._num_words]
+
+
+class _After:
+    """Allows everything up to a text, and what another constraint allows from there on."""
+
+    def __init__(
+        self, text: bytes, constraint: Constraint, tokenizer: Tokenizer, num_words: int
+    ) -> None:
+        self._text = text
+        self._constraint = constraint
+        self._tokenizer = tokenizer
+        self._everything = np.full(num_words, -1, dtype=np.int32)
+        self._read: list[int] = []
+        self._spelled = b""
+        self._begins: int | None = None
+
+    def allowed(self, generated: Sequence[int]) -> Mask:
+        """See `leyline.sampling.Constraint`."""
+        if list(generated[: len(self._read)]) != self._read:
+            self._read, self._spelled, self._begins = [], b"", None
+        for token in generated[len(self._read) :]:
+            self._read.append(token)
+            self._look(token)
+        if self._begins is None:
+            return self._everything
+        return self._constraint.allowed(generated[self._begins :])
+
+    def _look(self, token: int) -> None:
+        """Note where the text ends: behind the token that completes it."""
+        if self._begins is None:
+            self._spelled += self._tokenizer.token_bytes(token, skip_special=False)
+            if self._text in self._spelled:
+                self._begins = len(self._read)
+            self._spelled = self._spelled[-len(self._text) :]
+
+
+def _source(kind: str, value: Any) -> str:
+    """The form as llguidance reads it, the same text for the same form."""
+    make = _SOURCES.get(kind)
+    if make is None:
+        raise _refused(kind, f"the forms are {', '.join(_SOURCES)}")
+    try:
+        return make(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(kind, str(error)) from error
+
+
+def _schema(value: Any) -> str:
+    if not isinstance(value, Mapping | bool):
+        raise TypeError("a schema is a JSON object")
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(value, ensure_ascii=False, allow_nan=False), overrides=JSON_OPTIONS
+    )
+
+
+def _object(_: Any) -> str:
+    return _schema({"type": "object"})
+
+
+def _regex(value: Any) -> str:
+    return LLMatcher.grammar_from_regex(_text(value))
+
+
+def _choice(value: Any) -> str:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise TypeError("give a list of texts, at least one")
+    if len(value) > MAX_CHOICES:
+        raise ValueError(f"at most {MAX_CHOICES} choices are allowed")
+    texts = (json.dumps(_text(one), ensure_ascii=False) for one in value)
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+
+
+def _lark(value: Any) -> str:
+    return LLMatcher.grammar_from_lark(_text(value))
+
+
+def _text(value: Any) -> str:
+    try:
+        text = check_text(value)
+    except InvalidRequestError as error:
+        raise ValueError(error.message) from error
+    if not text:
+        raise ValueError("it is empty")
+    return text
+
+
+_SOURCES: dict[str, Callable[[Any], str]] = {
+    "json_object": _object,
+    "json_schema": _schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _lark,
+}
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return " ".join(matcher.get_error().split())[:MAX_REASON] or "it ends here"
+
+
+def _refused(kind: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The {kind} cannot be enforced: {reason[:MAX_REASON]}.", param=kind)
