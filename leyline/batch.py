@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from leyline.directive import Edit, Receipt
-from leyline.sampling import SamplingParams
+from leyline.events import TokenLogprob
+from leyline.sampling import Draw
 
 Slots = npt.NDArray[np.int64]
 EndReason = Literal["stop", "length", "edited"]
@@ -31,18 +32,24 @@ class Extend:
         tokens: Token ids [T].
         table: Slots of positions `[0, start + T)` in order [start + T]; the last T of them are
             written, the others only read.
-        sample: Whether the last row's logits choose a token.
-        sampling: The request's sampling parameters, with a concrete seed, if it samples.
-        step: How many tokens the request has sampled before: the index into its random numbers.
+        draw: How the last row's logits choose a token, if they are to.
+        targets: The tokens that follow the first rows, one each, where their log-probabilities
+            are wanted.
+        num_top: How many of the likeliest tokens are told beside each target.
     """
 
     sequence_id: int
     start: int
     tokens: tuple[int, ...]
     table: Slots
-    sample: bool = False
-    sampling: SamplingParams | None = None
-    step: int = 0
+    draw: Draw | None = None
+    targets: tuple[int, ...] = ()
+    num_top: int = 0
+
+    @property
+    def sample(self) -> bool:
+        """Whether the last row's logits choose a token."""
+        return self.draw is not None
 
     @property
     def end(self) -> int:
@@ -95,19 +102,31 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the executor hands back: the sampled token of each extend that asked for one, and none
-    for one whose logits are not finite.
+    """What the executor hands back, by sequence.
+
+    Attributes:
+        tokens: The sampled token of each extend that asked for one, but for those whose logits
+            are not finite, and those
+        refused: whose constraint could not be followed, with what went wrong.
+        logprobs: The tokens' log-probabilities, where they are wanted.
+        scores: Those of an extend's targets; none if a logit is not finite.
     """
 
-    tokens: dict[int, int] = field(default_factory=lambda: {})
+    tokens: dict[int, int] = field(default_factory=dict[int, int])
+    refused: dict[int, Exception] = field(default_factory=dict[int, Exception])
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict[int, TokenLogprob])
+    scores: dict[int, tuple[TokenLogprob, ...]] = field(
+        default_factory=dict[int, tuple[TokenLogprob, ...]]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sequence sampled a token."""
+    """A sequence sampled a token; its log-probability is told where that is wanted."""
 
     sequence_id: int
     token: int
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Conversation:
     ) -> Iterator[str]:
         """Say something and get the answer piece by piece."""
         for event in self._turn(content, params, sampling):
-            if isinstance(event, Delta):
+            if isinstance(event, Delta) and event.text:
                 yield event.text
 
     def _turn(

@@ -11,14 +11,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from leyline.config import EngineConfig
 from leyline.context import Context
 from leyline.directive import Directive, Mode
 from leyline.door import named_mode
 from leyline.editing import listed
-from leyline.errors import InvalidRequestError, QuotaError, SessionBusyError
+from leyline.errors import QuotaError, SessionBusyError
 from leyline.events import EditResult
 from leyline.job import Asked, Job
 from leyline.loop import Loop
@@ -52,7 +51,7 @@ class Desk(Loop):
             InvalidRequestError: If the prompt is empty or holds ids outside the vocabulary.
             ContextLengthError: If it leaves no room for an answer.
         """
-        _check_params(params)
+        params = self._door.sampling(params)
         context = Context.of(self._door.prompt(prompt), self._door.root(salt))
         return self._submit_turn(next(self._ids), context, params)
 
@@ -83,7 +82,7 @@ class Desk(Loop):
             ContextLengthError: If there is no room for an answer.
             SessionBusyError: If the session is in the middle of a turn or an edit.
         """
-        _check_params(params)
+        params = self._door.sampling(params, in_session=session_id is not None)
         root = self._door.root(salt)
         if session_id is not None:
             self._door.name(session_id, "session_id")
@@ -114,7 +113,7 @@ class Desk(Loop):
             turn = self._turns.following(session, messages, mode, rendering)
             if tentative and turn.unrelated(len(session.context)):
                 session_id, session, turn = None, None, self._turns.fresh(messages, root, rendering)
-        self._door.room(turn.after)
+        self._door.room(turn.after, _least(params))
         if session_id is not None and session is None:
             session = self.sessions.create(session_id, root, time.monotonic())
         return self._submit_turn(request_id, turn.context, params, turn, session)
@@ -191,22 +190,40 @@ class Desk(Loop):
     ) -> int:
         """Queue a turn."""
         after = turn.after if turn else context
-        room = self._door.room(after)
+        room = self._door.room(after, _least(params))
         if params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(63))
         work = Work(
             sequence_id=request_id,
             view=View(context),
             sampling=params,
-            max_tokens=min(params.max_tokens or room, room),
-            stop_ids=frozenset() if params.ignore_eos else self.tokenizer.stop_ids,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            stop_ids=self._stop_ids(params),
             computed=session.known(context) if session else 0,
         )
-        reply = Reply(self.tokenizer.stream(), params.stop)
-        job = Job(work, session, reply, turn, reply_start=len(after))
+        job = Job(
+            work,
+            session,
+            self._reply(params),
+            turn,
+            reply_start=len(after),
+            prompt=after.tokens,
+        )
         if session is not None and turn is not None and turn.directives:
             self._take_over(job, session, turn)
         return self._start(job).request_id
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end a request's reply."""
+        own = frozenset[int]() if params.ignore_eos else self.tokenizer.stop_ids
+        return own.union(params.stop_token_ids)
+
+    def _reply(self, params: SamplingParams) -> Reply:
+        """An empty reply."""
+        stream = self.tokenizer.stream(skip_special=params.skip_special_tokens, shown=params.shown)
+        return Reply(
+            stream, params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop
+        )
 
     def _take_over(self, job: Job, session: Session, turn: Turn) -> None:
         """Have a turn carry out what its client changed in the history."""
@@ -236,10 +253,6 @@ class Desk(Loop):
         return session
 
 
-def _check_params(params: Any) -> None:
-    """Refuse sampling parameters that have not been through the checks of their own type."""
-    if not isinstance(params, SamplingParams):
-        raise InvalidRequestError(
-            f"Sampling parameters are a SamplingParams, not {type(params).__name__}.",
-            param="params",
-        )
+def _least(params: SamplingParams) -> int:
+    """Tokens of an answer that there must be room for: none if the prompt is only scored."""
+    return int(params.max_tokens != 0)

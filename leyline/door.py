@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from leyline.config import EngineConfig
 from leyline.context import Context, salted
 from leyline.directive import Directive, Mode, Source, checked
 from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestError
+from leyline.sampling import SamplingParams
 from leyline.tokenizer import Tokenizer, check_text
 
 MAX_NAME_LENGTH = 512  # the server's own limits are narrower
@@ -86,8 +87,51 @@ class Door:
             spelled = b"".join(self._tokenizer.token_bytes(one, skip_special=False) for one in ids)
         return spelled
 
-    def room(self, context: Context) -> int:
-        """Room for an answer behind a context, in tokens; at least one.
+    def sampling(self, params: Any, *, in_session: bool = False) -> SamplingParams:
+        """Sampling parameters that this model can follow.
+
+        Raises:
+            InvalidRequestError: If they are no `SamplingParams`, name ids outside the vocabulary,
+                or contradict each other.
+        """
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"Sampling parameters are a SamplingParams, not {type(params).__name__}.",
+                param="params",
+            )
+        self._known(params.stop_token_ids, "stop_token_ids")
+        self._known([token for token, _ in params.logit_bias], "logit_bias")
+        if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}; it must not exceed max_tokens, which is "
+                f"{params.max_tokens}.",
+                param="min_tokens",
+            )
+        if params.constraint is not None and params.ignore_eos:
+            raise InvalidRequestError(
+                "ignore_eos cannot go with a form that the output must have: it ends with the "
+                "model's own end-of-turn token. Leave one of them out.",
+                param="ignore_eos",
+            )
+        if params.prompt_logprobs is not None and in_session:
+            raise InvalidRequestError(
+                "prompt_logprobs computes a whole prompt anew, and a session's context may hold "
+                "what was never computed so; ask for it without a session.",
+                param="prompt_logprobs",
+            )
+        return params
+
+    def _known(self, ids: Iterable[int], param: str) -> None:
+        """Refuse ids that the model never samples."""
+        if any(token >= self._num_tokens for token in ids):
+            raise InvalidRequestError(
+                f"{param} holds an id that the vocabulary lacks; ids run from 0 to "
+                f"{self._num_tokens - 1}.",
+                param=param,
+            )
+
+    def room(self, context: Context, least: int = 1) -> int:
+        """Room for an answer behind a context, in tokens; at least so many.
 
         Raises:
             InvalidRequestError: If the context is empty.
@@ -96,7 +140,7 @@ class Door:
         if not len(context):
             raise InvalidRequestError("The prompt is empty; there is nothing to answer.")
         room = self._max_model_len - len(context)
-        if room < 1:
+        if room < least:
             raise ContextLengthError(
                 f"The maximum context length is {self._max_model_len} tokens, and the prompt has "
                 f"{len(context)}, which leaves no room for an answer; shorten it."

@@ -74,7 +74,7 @@ class Engine(SessionDesk):
     ) -> Iterator[str]:
         """Answer a conversation piece by piece; closing the iterator cancels the rest."""
         for event in self.turn(_messages(messages), params, sampling):
-            if isinstance(event, Delta):
+            if isinstance(event, Delta) and event.text:
                 yield event.text
 
     def session(self, session_id: str | None = None) -> Conversation:

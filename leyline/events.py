@@ -19,7 +19,8 @@ class Usage:
 
     Attributes:
         prompt_tokens: Length of the context that the request was answered from.
-        completion_tokens: Tokens generated.
+        completion_tokens: Tokens of the reply, its stop token included: as many as `token_ids`.
+            Those that a stop string cut away are not counted.
         cached_tokens: Prompt tokens whose rows were not computed for this request.
         spliced_tokens: Cached tokens whose rows are grafted.
         degraded: Whether a graft was lost and computed from the edited tokens instead.
@@ -66,7 +67,8 @@ class Delta:
     Attributes:
         request_id: Which request.
         text: Text that became certain; may be empty where tokens or log-probabilities are told.
-        token_ids: The tokens sampled since the last one.
+        token_ids: The tokens that are settled since the last one: all of their text is told. Those
+            of a request concatenate to its completion's.
         logprobs: Theirs, one each, if they were asked for.
     """
 

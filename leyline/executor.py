@@ -6,18 +6,23 @@ is a view and a gather is a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from leyline.batch import Batch, Extend, Move, Slots, StepOutput
 from leyline.cache.latent import LatentCache
+from leyline.events import TokenLogprob
+from leyline.model.likelihood import likelihoods
 from leyline.model.sampler import sample
 from leyline.model.step import Span, Step
 from leyline.model.transformer import Transformer
-from leyline.sampling import SamplingParams
+from leyline.sampling import Draw
 
-GREEDY = SamplingParams(temperature=0.0)
+SCORED_LOGITS = 2**22  # at a time: 16 MiB, whatever a prompt's length
 
 
 class Executor:
@@ -37,12 +42,15 @@ class Executor:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
-        """Execute a batch; returns the token that each sampling extend chose."""
+        """Execute a batch; returns the token that each sampling extend chose, and scores."""
         self._move([op for op in batch.moves if op.num_rows])
         if not batch.extends:
             return StepOutput()
         hidden = self._extend(batch.extends)
-        return StepOutput(self._sample(batch.extends, hidden))
+        output = self._sample(batch.extends, hidden)
+        if any(op.targets for op in batch.extends):
+            output = replace(output, scores=dict(self._score(batch.extends, hidden)))
+        return output
 
     def logits(self, extend: Extend) -> Tensor:
         """Logits [T, V] float32 of one extend's rows, which are written; for evaluation."""
@@ -81,21 +89,65 @@ class Executor:
             return slice(first, last + 1)
         return self._tensor(table)
 
-    def _sample(self, extends: tuple[Extend, ...], hidden: Tensor) -> dict[int, int]:
-        """The next token of each op that asks for one, by sequence; see `StepOutput`."""
-        ends = np.cumsum([len(op.tokens) for op in extends])
-        chosen = [(op, int(end) - 1) for op, end in zip(extends, ends, strict=True) if op.sample]
-        if not chosen:
-            return {}
-        rows = self._tensor(np.array([row for _, row in chosen], dtype=np.int64))
-        logits = self.model.logits(hidden[rows])[:, : self.num_tokens]
-        params = [op.sampling or GREEDY for op, _ in chosen]
-        tokens = sample(logits, params, [op.step for op, _ in chosen]).tolist()
-        # Not a number and infinity both show in the largest.
-        sound = logits.amax(dim=-1).isfinite().tolist()
-        told = zip(chosen, tokens, sound, strict=True)
-        return {op.sequence_id: token for (op, _), token, is_sound in told if is_sound}
+    def _sample(self, extends: tuple[Extend, ...], hidden: Tensor) -> StepOutput:
+        """The next token of each op that asks for one; see `StepOutput`."""
+        ends = np.cumsum([len(op.tokens) for op in extends]).tolist()
+        last = [(op, op.draw, end - 1) for op, end in zip(extends, ends, strict=True)]
+        asked = [(op.sequence_id, draw, row) for op, draw, row in last if draw is not None]
+        if not asked:
+            return StepOutput()
+        ids, draws, rows = zip(*asked, strict=True)
+        logits = self._logits(hidden[self._tensor(np.array(rows, dtype=np.int64))])
+        chosen, refused = sample(logits, draws)
+        told = enumerate(zip(chosen.tolist(), _sound(logits), strict=True))
+        tokens = {row: token for row, (token, sound) in told if sound and row not in refused}
+        logprobs = _logprobs(logits, tokens, draws)
+        return StepOutput(
+            tokens={ids[row]: token for row, token in tokens.items()},
+            refused={ids[row]: error for row, error in refused.items()},
+            logprobs={ids[row]: logprob for row, logprob in logprobs.items()},
+        )
+
+    def _score(
+        self, extends: tuple[Extend, ...], hidden: Tensor
+    ) -> Iterator[tuple[int, tuple[TokenLogprob, ...]]]:
+        """The log-probabilities of each op's targets, a few rows at a time."""
+        at_once, end = max(1, SCORED_LOGITS // self.num_tokens), 0
+        for op in extends:
+            start, end = end, end + len(op.tokens)
+            scores: list[TokenLogprob] = []
+            for first in range(0, len(op.targets), at_once):
+                targets = op.targets[first : first + at_once]
+                row = start + first
+                logits = self._logits(hidden[row : row + len(targets)])
+                if not all(_sound(logits)):
+                    break
+                scores += likelihoods(logits, targets, [op.num_top] * len(targets))
+            else:
+                yield op.sequence_id, tuple(scores)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits [B, V] of the tokens that may be sampled."""
+        return self.model.logits(hidden)[:, : self.num_tokens]
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         """A numpy array on the model's device."""
         return torch.from_numpy(values).to(self.model.device)
+
+
+def _logprobs(
+    logits: Tensor, tokens: dict[int, int], draws: Sequence[Draw]
+) -> dict[int, TokenLogprob]:
+    """Those of the tokens that rows have chosen, for the rows that want them."""
+    wanted = {row: draws[row].params.logprobs for row in tokens}
+    num_top = {row: num for row, num in wanted.items() if num is not None}
+    if not num_top:
+        return {}
+    rows = list(num_top)
+    found = likelihoods(logits[rows], [tokens[row] for row in rows], list(num_top.values()))
+    return dict(zip(rows, found, strict=True))
+
+
+def _sound(logits: Tensor) -> list[bool]:
+    """Whether a token can be chosen from each row; NaN and infinity both show in the largest."""
+    return logits.amax(dim=-1).isfinite().tolist()

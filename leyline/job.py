@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from leyline.batch import Edited
+from leyline.batch import Edited, Sampled
 from leyline.context import Context, Tokens
 from leyline.directive import Directive, Mode, Receipt
 from leyline.errors import LeylineError
@@ -22,11 +23,13 @@ from leyline.events import (
     FinishReason,
     Purged,
     SessionState,
+    TokenLogprob,
     Usage,
 )
 from leyline.marks import Mark, MessageSpan, follow
 from leyline.reply import Reply
 from leyline.rewriting import reasoning_span
+from leyline.sampling import SamplingParams
 from leyline.sequence import EditRequest, Sequence, View
 from leyline.session import Checkpoint, Session, Transcript
 from leyline.tokenizer import Tokenizer
@@ -70,6 +73,8 @@ class Job:
         receipts: What the client's own edit of its history did.
         edited: Whether any edit committed.
         reply_start: Where the reply begins in the sequence's context.
+        prompt: The tokens that the turn was asked with.
+        logprobs: Of the tokens sampled so far, if they are wanted.
     """
 
     work: Sequence
@@ -83,7 +88,10 @@ class Job:
     keep: bool = False
     edited: bool = False
     reply_start: int = 0
+    prompt: Tokens = ()
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     _entered: bool = False
+    _num_told: int = 0
 
     @property
     def request_id(self) -> int:
@@ -110,15 +118,18 @@ class Job:
         turn = self.turn
         return int(bool(turn and turn.directives and not turn.carried and not self._entered))
 
-    def push(self, token: int) -> Iterator[Delta]:
-        """Add a sampled token to the reply; the text of a stop token is nobody's business."""
-        if self.reply is not None and token not in self.work.stop_ids:
-            yield from self._delta(self.reply.push(token), (token,))
+    def push(self, sampled: Sampled) -> Iterator[Delta]:
+        """Add a sampled token to the reply; a stop token's text belongs to it only if asked for."""
+        if self.reply is not None:
+            if sampled.logprob is not None:
+                self.logprobs.append(sampled.logprob)
+            hidden = sampled.token in self.work.stop_ids and not self._params.include_stop
+            yield from self._delta(self.reply.push(sampled.token, hidden=hidden))
 
     def flush(self) -> Iterator[Delta]:
-        """End the reply."""
+        """End the reply: all tokens that it keeps have been told then."""
         if self.reply is not None:
-            yield from self._delta(self.reply.flush(), ())
+            yield from self._delta(self.reply.flush(), last=True)
 
     # -- edits ----------------------------------------------------------------------------------
 
@@ -242,10 +253,10 @@ class Job:
     def completion(self, finish_reason: FinishReason) -> Completion:
         """The answer of a turn."""
         assert self.reply is not None, "only a turn is completed"
-        work, session = self.work, self.session
+        work, session, kept = self.work, self.session, self._kept()
         usage = Usage(
             prompt_tokens=work.prompt_len,
-            completion_tokens=len(work.generated),
+            completion_tokens=len(kept),
             cached_tokens=work.cached or 0,
             spliced_tokens=work.spliced,
             degraded=work.degraded,
@@ -255,13 +266,23 @@ class Job:
         return Completion(
             self.request_id,
             self.reply.text,
-            self._kept(),
+            kept,
             finish_reason,
             usage,
             session.session_id if session else None,
             session.version if session else None,
             self.receipts,
+            stopped_by=self._stopped_by(kept),
+            logprobs=tuple(self.logprobs[: len(kept)]),
+            prompt_token_ids=self.prompt,
+            prompt_logprobs=() if self._params.prompt_logprobs is None else (None, *work.scores),
         )
+
+    def _stopped_by(self, kept: tuple[int, ...]) -> str | int | None:
+        """What of the client's own ended the reply."""
+        assert self.reply is not None, "only a turn is stopped"
+        asked = kept and kept[-1] in self.work.stop_ids.intersection(self._params.stop_token_ids)
+        return kept[-1] if asked else self.reply.stopped_by
 
     def hand_over(self, tokenizer: Tokenizer, *, answered: bool = True) -> None:
         """Let the session go on from what the sequence has, without a reply nobody got."""
@@ -323,19 +344,21 @@ class Job:
 
     def _kept(self) -> tuple[int, ...]:
         """The tokens that the reply consists of, its stop token included."""
-        if self.reply is None:
-            return ()
-        if self.reply.stopped:
-            return tuple(self.reply.token_ids[: self.reply.num_kept()])
-        return tuple(self.work.generated)
+        return () if self.reply is None else tuple(self.reply.token_ids[: self.reply.num_kept()])
 
     def _told(self, kept: tuple[int, ...], tokenizer: Tokenizer) -> str:
-        """The reply as its client will send it back: the template adds the stop token's text, but
-        nobody was ever shown a special token in the middle.
+        """The reply as its client will send it back: what was shown of it, and behind that the text
+        of the model's own stop token, which the template adds.
         """
+        params = self._params
         length = len(kept) - (bool(kept) and kept[-1] in self.work.stop_ids)
-        end = tokenizer.decode(kept[length:], skip_special=False)
-        return tokenizer.decode(kept[:length]) + end
+        shown = partial(
+            tokenizer.decode, skip_special=params.skip_special_tokens, shown=params.shown
+        )
+        end = shown(kept[length:]) if params.include_stop else ""
+        if not end and tokenizer.stop_ids.issuperset(kept[length:]):
+            end = tokenizer.decode(kept[length:], skip_special=False)
+        return shown(kept[:length]) + end
 
     def _context(self, num_dropped: int) -> Context:
         """The sequence's context without the last tokens, if they are still the sampled ones."""
@@ -345,7 +368,21 @@ class Job:
         same = num_dropped and context.tokens[max(0, length) :] == dropped
         return context.prefix(length) if same and length > 0 else context
 
-    def _delta(self, text: str, tokens: tuple[int, ...]) -> Iterator[Delta]:
-        """The next piece of text, if there is one."""
-        if text:
-            yield Delta(self.request_id, text, tokens)
+    def _delta(self, text: str, *, last: bool = False) -> Iterator[Delta]:
+        """The next piece of the reply, with the tokens that are settled by it.
+
+        Tokens without text wait for others, unless these are the last, or somebody wants to know
+        of each how likely it was.
+        """
+        assert self.reply is not None, "only a turn has a text"
+        start, end = self._num_told, self.reply.num_kept()
+        if text or (start < end and (last or self.logprobs)):
+            tokens, logprobs = self.reply.token_ids[start:end], self.logprobs[start:end]
+            self._num_told = end
+            yield Delta(self.request_id, text, tuple(tokens), tuple(logprobs))
+
+    @property
+    def _params(self) -> SamplingParams:
+        """The turn's sampling parameters."""
+        assert self.work.sampling is not None, "only a turn has sampling parameters"
+        return self.work.sampling

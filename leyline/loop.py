@@ -138,15 +138,21 @@ class Loop(Jobs):
         if isinstance(event, Edited):
             self._edited(job, event)
         elif isinstance(event, Broken):
-            logger.error("A result could not land.", exc_info=event.error)
+            self._log_broken(event.error)
             self._close(job, internal(event.error))
         elif isinstance(event, Ended):
-            self._outbox += job.flush()
             self._complete(job, "length" if event.reason == "length" else "stop")
         else:
-            self._outbox += job.push(event.token)
+            self._outbox += job.push(event)
             if job.reply is not None and job.reply.stopped:
                 self._complete(job, "stop")
+
+    def _log_broken(self, error: Exception) -> None:
+        """Tell the log of a result that could not land; words meant for a client stay out of it."""
+        if isinstance(error, LeylineError):
+            logger.error("A result could not land (%s).", error.code)
+        else:
+            logger.error("A result could not land.", exc_info=error)
 
     def _edited(self, job: Job, event: Edited) -> None:
         """An edit committed; that of an idle session is reported when its rows are complete."""
@@ -177,6 +183,7 @@ class Loop(Jobs):
         if job.work.background:
             self._healed(job)
             return
+        self._outbox += job.flush()
         job.hand_over(self.tokenizer)
         if job.reply is not None:
             self._outbox.append(job.completion(reason))

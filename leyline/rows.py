@@ -25,7 +25,8 @@ def fetch_rows(sequence: Sequence, prefix: PrefixCache) -> bool:
     """Give a sequence what the tree holds of its context; it becomes an owner of those rows.
 
     Whoever samples computes its last row itself, so that one is never a graft, unless an edit of
-    the turn's own comes first: that may need it.
+    the turn's own comes first: that may need it. Whoever is to score its prompt computes all rows
+    whose scores it lacks.
 
     Returns:
         Whether a graft was lost. It cannot be computed from the edited tokens, so that the context
@@ -33,6 +34,7 @@ def fetch_rows(sequence: Sequence, prefix: PrefixCache) -> bool:
     """
     view = sequence.view
     limit = len(view.context) - (sequence.samples and not sequence.own_edit)
+    limit = min(limit, len(sequence.scores)) if sequence.scoring else limit
     context = view.context.exact_from(limit)
     slots = prefix.acquire(context, limit)
     lost = context.first_graft(len(slots)) < len(context)

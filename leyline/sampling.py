@@ -131,6 +131,32 @@ class SamplingParams:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to be chosen: how, and what of the sequence's past has a say in it.
+
+    Attributes:
+        params: The sampling parameters, with a concrete seed.
+        step: How many tokens the request has sampled before: the index into its random numbers.
+        generated: Those tokens, where penalties or a constraint look at them.
+        context: All tokens in front, where the repetition penalty looks at them.
+        barred: Tokens that may not come yet: those that would end the reply before `min_tokens`.
+    """
+
+    params: SamplingParams
+    step: int = 0
+    generated: tuple[int, ...] = ()
+    context: tuple[int, ...] = ()
+    barred: tuple[int, ...] = ()
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether anything but the model's own logits has a say."""
+        params = self.params
+        ruled = params.constraint is not None or self.barred
+        return bool(ruled or params.logit_bias or params.penalises)
+
+
 def _number(name: str, value: Any, low: float, high: float) -> None:
     """Refuse what is no finite number between `low` and `high`."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)

@@ -210,14 +210,15 @@ class Scheduler(Roster):
         if slots is None:
             return None
         view.place(start, slots)
+        params = sequence.sampling
         return Extend(
             sequence.sequence_id,
             start,
             view.tokens(start, end),
             np.array(view.table[:end]),
-            sample=sequence.samples and end == len(view),
-            sampling=sequence.sampling,
-            step=len(sequence.generated),
+            sequence.draw() if sequence.samples and end == len(view) else None,
+            sequence.targets(start, end),
+            (params.prompt_logprobs or 0) if params is not None else 0,
         )
 
     def _insert(self, sequence: Sequence, splice: Splice, budget: int) -> Extend | None:
@@ -250,7 +251,8 @@ class Scheduler(Roster):
         for op in batch.extends:
             events += self._land(op.sequence_id, partial(self._commit_extend, op, output))
         for sequence in [s for s in self.running.values() if s.idle]:
-            events += self._land(sequence.sequence_id, partial(self._end, sequence, "edited"))
+            reason: EndReason = "edited" if sequence.sampling is None else "length"
+            events += self._land(sequence.sequence_id, partial(self._end, sequence, reason))
         if any(isinstance(event, Broken) for event in events):
             self.put_in_order()
         return events
@@ -292,21 +294,31 @@ class Scheduler(Roster):
         return [event]
 
     def _commit_extend(self, op: Extend, output: StepOutput) -> list[Event]:
-        """Cover what was computed; take the sampled token and see whether it is the last."""
+        """Cover what was computed; take scores, and the token, and see whether it is the last."""
         sequence = self.running[op.sequence_id]
         if sequence.splice is not None:
             sequence.splice.cover(op.start, len(op.tokens))
             return []
         sequence.view.coverage = sequence.view.coverage.add(op.start, op.end)
+        if op.targets:
+            self._score(sequence, op, output)
         if not op.sample:
             return []
         token = output.tokens.get(op.sequence_id)
         if token is None:  # before its rows are filed, where others would find them
-            raise not_finite()
+            raise output.refused.get(op.sequence_id) or not_finite()
         if not sequence.generated:
             file_rows(sequence, self.prefix)
         sequence.append(token)
-        return [Sampled(op.sequence_id, token), *self._stop(sequence, token)]
+        told = Sampled(op.sequence_id, token, output.logprobs.get(op.sequence_id))
+        return [told, *self._stop(sequence, token)]
+
+    def _score(self, sequence: Sequence, op: Extend, output: StepOutput) -> None:
+        """Take the scores of a piece of the prompt; some of them may be there already."""
+        scores = output.scores.get(op.sequence_id)
+        if scores is None:
+            raise not_finite()
+        sequence.scores[op.start :] = scores
 
     def _stop(self, sequence: Sequence, token: int) -> list[Event]:
         """End the sequence at a stop token or at its length limit."""
@@ -325,7 +337,8 @@ class Scheduler(Roster):
     def _fits(self, sequence: Sequence) -> bool:
         """Whether the policy lets a waiting sequence start now."""
         context = sequence.view.context
-        needed = len(context) - self.prefix.resident(context)
+        found = len(sequence.scores) if sequence.scoring else self.prefix.resident(context)
+        needed = len(context) - found
         available = self.prefix.ledger.num_free + self.prefix.evictable()
         return self.policy.admit(needed, available, len(self.running))
 

@@ -18,7 +18,8 @@ from leyline.cache.ledger import NO_SLOTS
 from leyline.context import Context, Tokens
 from leyline.coverage import Coverage
 from leyline.directive import Directive, Edit, Insert
-from leyline.sampling import SamplingParams
+from leyline.events import TokenLogprob
+from leyline.sampling import Draw, SamplingParams
 
 
 @dataclass(slots=True)
@@ -154,14 +155,16 @@ class Sequence:
     Attributes:
         sequence_id: Unique and increasing: also the order of arrival.
         view: What it works on.
-        sampling: How tokens are chosen; None for a sequence that samples nothing.
-        max_tokens: Tokens to sample at most.
+        sampling: How tokens are chosen; None for an edit and for healing.
+        max_tokens: Tokens to sample at most; 0 for a prompt that is only scored.
         stop_ids: Tokens that end it.
         computed: Leading positions that had rows when the context was last used; rows missing
             below it were evicted, rows missing above it never existed.
         owed: Trailing positions that a sequence which samples nothing leaves to the next turn:
             nobody had computed them before.
         generated: Tokens sampled so far, edits or not.
+        scores: Log-probabilities of the prompt's tokens from the second on, as far as they are
+            computed, if they are wanted.
         edits: Edits that wait for the next step, first come first served.
         splice: The edit that is under way.
         cached: Rows found at first admission and never computed since, and
@@ -181,6 +184,7 @@ class Sequence:
     computed: int = 0
     owed: int = 0
     generated: list[int] = field(default_factory=lambda: [])
+    scores: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     edits: deque[EditRequest] = field(default_factory=lambda: deque[EditRequest]())
     splice: Splice | None = None
     cached: int | None = None
@@ -193,7 +197,16 @@ class Sequence:
     @property
     def samples(self) -> bool:
         """Whether it generates tokens."""
-        return self.sampling is not None
+        return self.sampling is not None and self.max_tokens > 0
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to come: only rows in front of them
+        may come from the cache.
+        """
+        if self.sampling is None or self.sampling.prompt_logprobs is None:
+            return False
+        return self.cached is None or len(self.scores) < self.prompt_len - 1
 
     @property
     def decoding(self) -> bool:
@@ -254,6 +267,25 @@ class Sequence:
         view.coverage = view.coverage.prefix(last)
         self.computed = view.coverage.reach
         return view.table[last : last + 1]
+
+    def draw(self) -> Draw | None:
+        """How its next token is chosen."""
+        params = self.sampling
+        if params is None:
+            return None
+        looks_back = params.penalises or params.constraint is not None
+        early = len(self.generated) < params.min_tokens
+        return Draw(
+            params,
+            len(self.generated),
+            tuple(self.generated) if looks_back else (),
+            self.view.context.tokens if params.repetition_penalty != 1 else (),
+            tuple(sorted(self.stop_ids)) if early else (),
+        )
+
+    def targets(self, start: int, end: int) -> Tokens:
+        """The tokens of the prompt whose scores come with the rows of positions `[start, end)`."""
+        return self.view.tokens(start + 1, min(end + 1, self.prompt_len)) if self.scoring else ()
 
     def append(self, token: int) -> None:
         """Add a sampled token."""

@@ -83,14 +83,21 @@ class TextStream:
     is not complete yet is held back; U+FFFD appears only where the bytes really are bad.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def pending(self) -> bool:
+        """Whether the text so far ends inside a character."""
+        return bool(self._decoder.getstate()[0])
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that became certain, possibly none."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id, self._skip_special))
+        if token_id in self._hidden:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id, skip_special=False))
 
     def flush(self) -> str:
         """End the text: return what was held back, an unfinished character as one U+FFFD."""
@@ -187,13 +194,22 @@ class Tokenizer:
         """
         return self._vocabulary.plain_ids(check_text(text))
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+    def decode(
+        self, ids: Sequence[int], *, skip_special: bool = True, shown: Sequence[str] = ()
+    ) -> str:
         """Return the text of `ids`; ids without a text count as empty.
+
+        Args:
+            ids: The tokens.
+            skip_special: Leave the texts of special tokens out, except
+            shown: these ones, by their texts.
 
         Raises:
             InvalidRequestError: If an id is negative or no integer.
         """
-        joined = b"".join(self.token_bytes(token_id, skip_special) for token_id in ids)
+        hidden = self._hidden(skip_special, shown)
+        shown_ids = (token_id for token_id in ids if token_id not in hidden)
+        joined = b"".join(self.token_bytes(token_id, skip_special=False) for token_id in shown_ids)
         return joined.decode("utf-8", "replace")
 
     def render(
@@ -220,9 +236,9 @@ class Tokenizer:
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )
 
-    def stream(self, *, skip_special: bool = True) -> TextStream:
-        """Return a fresh `TextStream`."""
-        return TextStream(self, skip_special)
+    def stream(self, *, skip_special: bool = True, shown: Sequence[str] = ()) -> TextStream:
+        """Return a fresh `TextStream`; the arguments are those of `decode`."""
+        return TextStream(self, self._hidden(skip_special, shown))
 
     def find(self, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
         """Return the token spans `[start, end)` that cover each occurrence of `text`.
@@ -253,6 +269,12 @@ class Tokenizer:
             return b""
         found = self._bytes.get(token_id)
         return self._look_up(token_id) if found is None else found
+
+    def _hidden(self, skip_special: bool, shown: Sequence[str]) -> frozenset[int]:
+        """The ids whose texts are left out; texts that are no special token's are never hidden."""
+        if not skip_special:
+            return frozenset()
+        return self._special_ids.difference(map(self._vocabulary.id_of, shown))
 
     def _look_up(self, token_id: int) -> bytes:
         try:

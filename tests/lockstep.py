@@ -60,15 +60,15 @@ class RecordingExecutor(Executor):
         self.moved = sum(op.num_rows for op in batch.moves)
         return super().run(batch)
 
-    def _sample(self, extends: tuple[Extend, ...], hidden: Tensor) -> dict[int, int]:
-        tokens = super()._sample(extends, hidden)
+    def _sample(self, extends: tuple[Extend, ...], hidden: Tensor) -> StepOutput:
+        output = super()._sample(extends, hidden)
         ends = np.cumsum([len(op.tokens) for op in extends])
         for op, end in zip(extends, ends.tolist(), strict=True):
             if op.sample:
                 logits = self.model.logits(hidden[end - 1 : end])[0]
-                token = tokens[op.sequence_id]
+                token = output.tokens[op.sequence_id]
                 self.samples.append(Sample(op.sequence_id, op.end, logits, token))
-        return tokens
+        return output
 
 
 def tiny_engine(folder: Path, **options: Any) -> Engine:

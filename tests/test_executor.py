@@ -14,6 +14,7 @@ from leyline.executor import Executor
 from leyline.model.config import ModelConfig
 from leyline.model.parameters import RandomWeights
 from leyline.model.transformer import Transformer
+from leyline.sampling import Draw
 
 CONFIG = ModelConfig.from_dict(
     {
@@ -55,7 +56,7 @@ def extend(
 ) -> Extend:
     table = slots[:end].astype(np.int64)
     tokens = TOKENS[start:end]
-    return Extend(sequence_id, start, tokens, table, sample, GREEDY if sample else None)
+    return Extend(sequence_id, start, tokens, table, Draw(GREEDY) if sample else None)
 
 
 def whole(executor: Executor, slots: np.ndarray) -> Tensor:
@@ -102,7 +103,7 @@ def test_ids_without_a_text_are_never_sampled(executor: Executor) -> None:
     hot = SamplingParams(temperature=50.0, seed=1)
     tokens = set()
     for step in range(80):
-        op = Extend(1, 0, TOKENS[:1], NEIGHBOURS[:1].astype(np.int64), True, hot, step)
+        op = Extend(1, 0, TOKENS[:1], NEIGHBOURS[:1].astype(np.int64), Draw(hot, step))
         tokens |= set(executor.run(Batch(extends=(op,))).tokens.values())
     assert max(tokens) < NUM_TOKENS
     assert len(tokens) > NUM_TOKENS // 2

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from leyline.model.sampler import probabilities, sample, uniform
-from leyline.sampling import SamplingParams
+from leyline.model import sampler
+from leyline.model.sampler import probabilities, uniform
+from leyline.sampling import Draw, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def params(**changes: float) -> SamplingParams:
     return SamplingParams(**({"temperature": 1.0, "seed": 3} | changes))  # type: ignore[arg-type]
+
+
+def sample(
+    rows: torch.Tensor, params: Sequence[SamplingParams], steps: Sequence[int]
+) -> torch.Tensor:
+    tokens, refused = sampler.sample(rows, [*map(Draw, params, steps)])
+    assert not refused
+    return tokens
 
 
 def logits(rows: int = 1, vocab: int = 50, seed: int = 0) -> torch.Tensor:
@@ -138,5 +149,5 @@ def test_the_ends_of_the_unit_interval_pick_a_possible_token(number, monkeypatch
 
 
 def test_a_list_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="2 rows, 1 params"):
-        sample(logits(2), [GREEDY], [0, 0])
+    with pytest.raises(ValueError, match="2 rows and 1 draws"):
+        sample(logits(2), [GREEDY], [0])

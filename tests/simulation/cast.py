@@ -141,7 +141,7 @@ class Said:
         self.stopped = False
         self.cut = 0
 
-    def push(self, token: int) -> str:
+    def push(self, token: int, *, hidden: bool = False) -> str:
         """Add a token."""
         self.token_ids.append(token)
         return ""

@@ -49,7 +49,9 @@ class Letters:
         """What a token stands for."""
         return SPELLING[token]
 
-    def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(
+        self, tokens: Iterable[int], *, skip_special: bool = True, shown: Sequence[str] = ()
+    ) -> str:
         """The text of tokens."""
         return spelled(tokens).decode()
 

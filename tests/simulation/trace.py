@@ -148,17 +148,17 @@ class Trace(Callers):
             self.end(twin, event.reason)
         else:
             require("terminal", output.tokens[event.sequence_id] == event.token, "another token")
-            self.sampled(twin, event.token)
+            self.sampled(twin, event)
 
-    def sampled(self, twin: Twin, token: int) -> None:
+    def sampled(self, twin: Twin, event: Sampled) -> None:
         """A token more."""
-        twin.symbols += computed(twin.root, twin.symbols, [token])
-        tags = self.new_tags([token])
+        twin.symbols += computed(twin.root, twin.symbols, [event.token])
+        tags = self.new_tags([event.token])
         twin.tags += tags
         twin.reply |= frozenset(tags)
         twin.num_sampled += 1
         if twin.job is not None:
-            list(twin.job.push(token))
+            list(twin.job.push(event))
 
     def edited(self, twin: Twin, event: Edited) -> None:
         """An edit has committed: its session follows."""
