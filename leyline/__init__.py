@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from leyline.config import EngineConfig
 from leyline.directive import Directive, Mode, Receipt
 from leyline.errors import LeylineError
+from leyline.events import TokenLogprob
+from leyline.rendering import Rendering
 from leyline.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -39,8 +41,10 @@ __all__ = [
     "MarkRequest",
     "Mode",
     "Receipt",
+    "Rendering",
     "SamplingParams",
     "Target",
+    "TokenLogprob",
     "__version__",
 ]
 

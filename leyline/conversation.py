@@ -10,6 +10,7 @@ from leyline.errors import InvalidRequestError
 from leyline.events import Completion, Delta, EditPlan, EditResult, Reverted, SessionInfo
 from leyline.marks import Mark, Of
 from leyline.pointing import Change, MarkRequest, Scope, Target
+from leyline.rendering import PLAIN, Rendering
 from leyline.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,27 +37,42 @@ class Conversation:
         self.edit_mode: str | None = None
 
     def chat(
-        self, content: str, params: SamplingParams | None = None, **sampling: Any
+        self,
+        content: str,
+        params: SamplingParams | None = None,
+        *,
+        rendering: Rendering = PLAIN,
+        **sampling: Any,
     ) -> Completion:
         """Say something and get the answer; sampling options may be given by name."""
-        *_, last = self._turn(content, params, sampling)
+        *_, last = self._turn(content, params, sampling, rendering)
         assert isinstance(last, Completion), "a turn ends in a completion"
         return last
 
     def stream(
-        self, content: str, params: SamplingParams | None = None, **sampling: Any
+        self,
+        content: str,
+        params: SamplingParams | None = None,
+        *,
+        rendering: Rendering = PLAIN,
+        **sampling: Any,
     ) -> Iterator[str]:
         """Say something and get the answer piece by piece."""
-        for event in self._turn(content, params, sampling):
+        for event in self._turn(content, params, sampling, rendering):
             if isinstance(event, Delta) and event.text:
                 yield event.text
 
     def _turn(
-        self, content: str, params: SamplingParams | None, sampling: dict[str, Any]
+        self,
+        content: str,
+        params: SamplingParams | None,
+        sampling: dict[str, Any],
+        rendering: Rendering,
     ) -> Iterator[Delta | Completion]:
         """One turn; the history grows only if it is answered."""
         asked = [*self.messages, {"role": "user", "content": content}]
-        for event in self._engine.turn(asked, params, sampling, self.session_id, self.edit_mode):
+        name, mode = self.session_id, self.edit_mode
+        for event in self._engine.turn(asked, params, sampling, name, mode, rendering):
             if isinstance(event, Completion):
                 self.messages = [*asked, {"role": "assistant", "content": event.text}]
             yield event

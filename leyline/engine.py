@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from leyline.directive import Directive
 from leyline.errors import InvalidRequestError
 from leyline.events import Completion, Delta, EditResult, EngineEvent, Failure
 from leyline.pointing import Change
+from leyline.rendering import PLAIN, Rendering
 from leyline.sampling import SamplingParams
 from leyline.session_desk import SessionDesk
 from leyline.turn import Messages
@@ -64,16 +65,27 @@ class Engine(SessionDesk):
         return _last(self._drive(request_id), Completion)
 
     def chat(
-        self, messages: Messages | str, params: SamplingParams | None = None, **sampling: Any
+        self,
+        messages: Messages | str,
+        params: SamplingParams | None = None,
+        *,
+        rendering: Rendering = PLAIN,
+        **sampling: Any,
     ) -> Completion:
-        """Answer a conversation, or a single question."""
-        return _last(self.turn(_messages(messages), params, sampling), Completion)
+        """Answer a conversation, or a single question; tools and the like are in `rendering`."""
+        turn = self.turn(_messages(messages), params, sampling, rendering=rendering)
+        return _last(turn, Completion)
 
     def stream(
-        self, messages: Messages | str, params: SamplingParams | None = None, **sampling: Any
+        self,
+        messages: Messages | str,
+        params: SamplingParams | None = None,
+        *,
+        rendering: Rendering = PLAIN,
+        **sampling: Any,
     ) -> Iterator[str]:
         """Answer a conversation piece by piece; closing the iterator cancels the rest."""
-        for event in self.turn(_messages(messages), params, sampling):
+        for event in self.turn(_messages(messages), params, sampling, rendering=rendering):
             if isinstance(event, Delta) and event.text:
                 yield event.text
 
@@ -88,11 +100,16 @@ class Engine(SessionDesk):
         sampling: dict[str, Any],
         session_id: str | None = None,
         edit_mode: str | None = None,
+        rendering: Rendering = PLAIN,
     ) -> Iterator[Delta | Completion]:
         """One turn of a conversation: its pieces of text, then its completion."""
-        trimmed, _ = self.trim(messages)
+        trimmed, _ = self.trim(messages, None, rendering)
         request_id = self.submit_chat(
-            trimmed, _sampling(params, sampling), session_id=session_id, edit_mode=edit_mode
+            trimmed,
+            _sampling(params, sampling),
+            session_id=session_id,
+            edit_mode=edit_mode,
+            rendering=rendering,
         )
         for event in self._drive(request_id):
             assert isinstance(event, Delta | Completion), "a turn has no other events"
@@ -170,9 +187,13 @@ def _configured(config: EngineConfig | None, options: dict[str, Any]) -> EngineC
 
 def _sampling(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
     """Sampling parameters with options by name; one stop string may stand alone."""
-    stop = options.get("stop")
-    if isinstance(stop, str | list):
-        options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if isinstance(options.get("stop"), str):
+        options["stop"] = (options["stop"],)
+    for name in ("stop", "stop_token_ids", "shown"):
+        if isinstance(options.get(name), list):
+            options[name] = tuple(options[name])
+    if isinstance(options.get("logit_bias"), Mapping):
+        options["logit_bias"] = tuple(options["logit_bias"].items())
     try:
         return replace(params or SamplingParams(), **options)
     except TypeError as error:

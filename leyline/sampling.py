@@ -17,6 +17,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_LOGPROBS = 20
 INT32_MAX = 2**31 - 1
@@ -112,11 +113,8 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, INT32_MAX)
         _number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
         _number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
-        if self.repetition_penalty == 0:
-            raise InvalidRequestError(
-                "repetition_penalty must be above 0.", param="repetition_penalty"
-            )
+        low, high = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+        _number("repetition_penalty", self.repetition_penalty, low, high)
         _optional("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _optional("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _strings("stop", self.stop, MAX_STOP_STRINGS)
