@@ -7,7 +7,7 @@ nothing else is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from leyline.errors import LeylineError
@@ -70,7 +70,7 @@ def heading_of(body: ResponsesRequest, response_id: str, created: int, model: st
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "top_logprobs": body.top_logprobs or 0,
-        "tools": [_told(tool) for tool in body.tools or [] if tool.type in TOOL_TYPES],
+        "tools": _told(body.tools),
         "tool_choice": choice.model_dump(exclude_unset=True) if is_long else choice.type,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": form.model_dump(by_alias=True, exclude_none=True)},
@@ -81,10 +81,16 @@ def heading_of(body: ResponsesRequest, response_id: str, created: int, model: st
     }
 
 
-def _told(tool: Tool) -> Body:
-    """A tool as it was sent; a function that was sent without has no parameters, not no entry."""
-    absent = {"parameters": None, "strict": None} if tool.type == "function" else {}
-    return absent | tool.model_dump(exclude_none=True)
+def _told(tools: Iterable[Tool] | None) -> list[Body]:
+    """Tools as they were sent, without those that were left out."""
+    return [_told_tool(tool) for tool in tools or [] if tool.type in TOOL_TYPES]
+
+
+def _told_tool(tool: Tool) -> Body:
+    told = tool.model_dump(include={"type", "name", "description"}, exclude_none=True)
+    if tool.type == "namespace":
+        return told | {"tools": _told(tool.tools)}
+    return told | {"parameters": tool.parameters, "strict": tool.strict}
 
 
 class ResponseForm:
@@ -218,9 +224,8 @@ class ResponseForm:
             yield self._numbered({**event, "output_index": self._index})
 
     def _lifecycle(self, event: str, status: str, **more: Any) -> Body:
-        output = (
-            self._ended if self._item is None else [*self._ended, self._item.whole("incomplete")]
-        )
+        rest = [] if self._item is None else [self._item.whole("incomplete")]
+        output = [*self._ended, *rest]
         response = {**self._heading, "status": status, "output": output, **more}
         return self._numbered({"type": f"response.{event}", "response": response})
 
