@@ -426,6 +426,15 @@ def test_weights_that_do_not_fit_are_refused(change, said, made, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
+def test_a_weight_that_a_narrower_dtype_cannot_hold_is_refused(made, tmp_path):
+    _, source, _ = made("llama-gqa")
+    large = changed(
+        source, tmp_path / "source", lambda t: t["model.layers.0.mlp.up_proj.weight"].fill_(1e5)
+    )
+    with pytest.raises(ModelError, match=r"up_proj\.weight holds NaN or infinity"):
+        run_convert(large, tmp_path / "mla", dtype="float16", progress=False)
+
+
 def test_a_cut_file_a_lost_shard_and_a_stale_index_are_refused(tmp_path):
     source = tmp_path / "source"
     llama_model("llama-gqa", source, max_shard_size="30KB")
@@ -549,15 +558,17 @@ def test_one_matrix_a_percent_too_large_is_never_published(
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_never_published(dtype, value, made, tmp_path, monkeypatch):
     _, source, _ = made("llama-gqa")
-    plain = convert.llama_logits
+    plain, passes = convert.llama_logits, []
 
     def overflowing(*arguments: Any) -> torch.Tensor:
-        return plain(*arguments).fill_(value)
+        """The first pass, of the source as it is, overflows."""
+        passes.append(plain(*arguments))
+        return passes[0].fill_(value) if len(passes) == 1 else passes[-1]
 
     monkeypatch.setattr(convert, "llama_logits", overflowing)
     with pytest.raises(ModelError, match="logits differ"):
         run_convert(source, tmp_path / "mla", dtype=dtype, progress=False)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and len(passes) == (1 if dtype == "auto" else 2)
 
 
 def test_text_files_are_written_through_no_link(made, tmp_path):

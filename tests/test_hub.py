@@ -142,6 +142,22 @@ def test_the_mtp_file_is_not_fetched(hub, find, repository):
     assert "mtp-1-of-1.safetensors" not in hub.asked()
 
 
+def test_templates_for_tools_come_out_of_their_folder(hub, find, repository, monkeypatch):
+    for name in ("tool_use.jinja", "x.py"):
+        path = repository / "additional_chat_templates" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{{ tools }}")
+    (repository / "original" / "params.json").write_text("{}")
+    folder = find(weights=None)
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").is_file()
+    assert not {"additional_chat_templates/x.py", "original/params.json"} & set(hub.asked())
+    before = len(hub.requests)
+    assert find(weights=None) == folder and len(hub.requests) == before
+    remove(folder, "additional_chat_templates/tool_use.jinja")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "tool_use.jinja" in refusal(find).message
+
+
 def test_a_single_file_needs_no_index(hub, find, tmp_path):
     folder = write(tmp_path / "single", tensors())
     write_small_tokenizer(folder)

@@ -32,7 +32,8 @@ logger = logging.getLogger("leyline.hub")
 
 CONFIG_NAME = "config.json"
 SMALL_FILES = ("*.json", "*.jinja", "tiktoken.model")
-NESTED_FILES = ("*/*",)  # other formats lie in folders; what an engine reads lies at the top
+NESTED_FILES = ("*/*",)  # other formats lie in folders; what an engine reads lies at the top,
+TEMPLATES = "additional_chat_templates/*.jinja"  # but for these
 TOKENIZERS = ("tokenizer.json", "tiktoken.model")
 
 WeightFiles = Callable[[Path], Sequence[str]]
@@ -56,19 +57,21 @@ class Repository:
         return Path(config).parent if isinstance(config, str) else None
 
     def sizes(self, folder: Path) -> dict[str, int] | None:
-        """Files at the top of a cached snapshot, and their bytes; None if nobody noted that."""
+        """Files that a cached snapshot may have, and their bytes; None if nobody noted that."""
         try:
             tree = get_cached_repo_tree(
                 self.repo_id, revision=folder.name, cache_dir=self.cache_dir
             )
         except CachedRepoTreeNotFoundError:
             return None
-        return {file.path: file.size for file in tree if "/" not in file.path}
+        return {file.path: file.size for file in tree}
 
     def small_files(self, folder: Path) -> list[str]:
         """What the hub has besides weights in a cached snapshot; [] if nobody noted that."""
         names = self.sizes(folder) or {}
-        return [name for name in names if any(fnmatch.fnmatch(name, p) for p in self.patterns)]
+        top = [name for name in names if "/" not in name]
+        small = [name for name in top if any(fnmatch.fnmatch(name, p) for p in self.patterns)]
+        return small + fnmatch.filter(names, TEMPLATES)
 
     @property
     def needs_no_lookup(self) -> bool:
@@ -96,15 +99,23 @@ def snapshot(repo: Repository, weights: WeightFiles | None) -> Path:
             )
         return cached
     try:
-        folder = _download(repo, cached.name if cached else _commit(repo), repo.patterns)
+        folder = _small_files(repo, cached.name if cached else _commit(repo))
         if weights is not None:
-            shards = _checked_weights(repo, folder, weights)
-            folder = _download(repo, folder.name, [glob.escape(shard) for shard in shards])
+            _download(repo, folder.name, _checked_weights(repo, folder, weights))
     except ModelError:
         raise
     except Exception as error:  # the library's, its HTTP client's and the disk's have no root
         raise _explained(error, repo, weights) from error
     _require(repo, _missing(repo, folder, weights))
+    return folder
+
+
+def _small_files(repo: Repository, commit: str) -> Path:
+    """Fetch what is small; returns the snapshot's folder."""
+    folder = _snapshot_download(repo, commit, repo.patterns, NESTED_FILES)
+    nested = [name for name in repo.small_files(folder) if "/" in name]
+    if nested:
+        _download(repo, commit, nested)
     return folder
 
 
@@ -172,7 +183,14 @@ def _look_up(repo: Repository) -> str:
     return api.resolve_revision(repo.repo_id, revision=revision, cache_dir=repo.cache_dir).resolved
 
 
-def _download(repo: Repository, commit: str, patterns: Sequence[str]) -> Path:
+def _download(repo: Repository, commit: str, names: Sequence[str]) -> None:
+    """Fetch those of the files that are not there yet."""
+    _snapshot_download(repo, commit, [glob.escape(name) for name in names])
+
+
+def _snapshot_download(
+    repo: Repository, commit: str, patterns: Sequence[str], ignored: Sequence[str] = ()
+) -> Path:
     """Fetch what is not there yet. What was cut goes on where it was cut."""
 
     def download() -> Path:
@@ -182,7 +200,7 @@ def _download(repo: Repository, commit: str, patterns: Sequence[str]) -> Path:
                 revision=commit,
                 cache_dir=repo.cache_dir,
                 allow_patterns=list(patterns),
-                ignore_patterns=list(NESTED_FILES),
+                ignore_patterns=list(ignored),
                 tqdm_class=None if repo.progress else NoBar,
                 library_name="leyline",
             )
