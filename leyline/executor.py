@@ -111,20 +111,26 @@ class Executor:
     def _score(
         self, extends: tuple[Extend, ...], hidden: Tensor
     ) -> Iterator[tuple[int, tuple[TokenLogprob, ...]]]:
-        """The log-probabilities of each op's targets, a few rows at a time."""
-        at_once, end = max(1, SCORED_LOGITS // self.num_tokens), 0
+        """The log-probabilities of each op's targets; see `StepOutput`."""
+        end = 0
         for op in extends:
             start, end = end, end + len(op.tokens)
-            scores: list[TokenLogprob] = []
-            for first in range(0, len(op.targets), at_once):
-                targets = op.targets[first : first + at_once]
-                row = start + first
-                logits = self._logits(hidden[row : row + len(targets)])
-                if not all(_sound(logits)):
-                    break
-                scores += likelihoods(logits, targets, [op.num_top] * len(targets))
-            else:
-                yield op.sequence_id, tuple(scores)
+            if op.targets:
+                scores = self._scores(op, hidden[start:end])
+                if scores is not None:
+                    yield op.sequence_id, scores
+
+    def _scores(self, op: Extend, hidden: Tensor) -> tuple[TokenLogprob, ...] | None:
+        """Those of one op, a few rows at a time; none if a logit is not finite."""
+        scores: list[TokenLogprob] = []
+        at_once = max(1, SCORED_LOGITS // self.num_tokens)
+        for first in range(0, len(op.targets), at_once):
+            targets = op.targets[first : first + at_once]
+            logits = self._logits(hidden[first : first + len(targets)])
+            if not all(_sound(logits)):
+                return None
+            scores += likelihoods(logits, targets, [op.num_top] * len(targets))
+        return tuple(scores)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits [B, V] of the tokens that may be sampled."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from leyline import SamplingParams
+from leyline import SamplingParams, TokenLogprob
 from leyline.batch import Batch, Extend, Move
 from leyline.cache.latent import LatentCache
+from leyline.errors import LeylineError
 from leyline.executor import Executor
 from leyline.model.config import ModelConfig
 from leyline.model.parameters import RandomWeights
@@ -131,3 +135,93 @@ def test_a_batch_of_moves_alone_and_empty_moves_sample_nothing(executor: Executo
     assert executor.run(Batch(moves)).tokens == {}
     assert torch.equal(executor.cache.ckv[:, 50], executor.cache.ckv[:, NEIGHBOURS[1]])
     assert not torch.equal(executor.cache.kpe[:, NEIGHBOURS[4]], band)
+
+
+# -- log-probabilities ----------------------------------------------------------------------------
+
+
+def scored(op: Extend, num_top: int = 2) -> Extend:
+    """The op as a piece of a prompt whose tokens are scored."""
+    return replace(op, targets=TOKENS[op.start + 1 : op.end + 1], num_top=num_top)
+
+
+def assert_likelihoods(told: Sequence[TokenLogprob], logits: Tensor, tokens: Sequence[int]) -> None:
+    """What was told of tokens is what the rows of logits say."""
+    table = logits[:, :NUM_TOKENS].double().log_softmax(-1)
+    assert [one.token_id for one in told] == list(tokens)
+    expected = [float(row[token]) for row, token in zip(table, tokens, strict=True)]
+    assert [one.logprob for one in told] == pytest.approx(expected, abs=TOLERANCE)
+    assert [one.logprob for one in told] != pytest.approx([1.01 * value for value in expected])
+    for one, row in zip(told, table, strict=True):
+        values, ids = row.topk(len(one.top))
+        assert [token for token, _ in one.top] == ids.tolist()
+        assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_a_prompt_is_scored_by_the_models_own_logits(
+    executor: Executor, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyline.executor.SCORED_LOGITS", at_once * NUM_TOKENS)
+    first, second = extend(0, 5, NEIGHBOURS), extend(5, 12, NEIGHBOURS)
+    logits = torch.cat([executor.logits(first), executor.logits(second)])
+    unscored = extend(0, 3, np.arange(40, 44), sequence_id=2)
+    told: list[TokenLogprob] = []
+    for op in (scored(first), scored(second)):
+        output = executor.run(Batch(extends=(unscored, op)))
+        assert set(output.scores) == {1}
+        told += output.scores[1]
+    assert len(told) == len(TOKENS) - 1
+    assert_likelihoods(told, logits[:-1], TOKENS[1:])
+
+
+def test_logits_are_computed_no_more_than_so_many_at_a_time(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyline.executor.SCORED_LOGITS", 4 * NUM_TOKENS + 1)
+    sizes: list[int] = []
+    whole = executor.model.logits
+    monkeypatch.setattr(
+        executor.model, "logits", lambda hidden: sizes.append(len(hidden)) or whole(hidden)
+    )
+    executor.run(Batch(extends=(scored(extend(0, 12, NEIGHBOURS)),)))
+    assert sizes == [4, 4, 3]
+
+
+def test_a_sampled_token_is_told_with_the_models_own_probability(executor: Executor) -> None:
+    """Whatever bias, temperature and the like made of it."""
+    prompt = extend(0, 12, NEIGHBOURS)
+    logits = executor.logits(prompt)[-1:]
+    params = SamplingParams(temperature=0.01, logprobs=4, logit_bias=((7, 100.0),), top_k=1)
+    plain = replace(extend(0, 3, np.arange(40, 44), sequence_id=2), draw=Draw(GREEDY))
+    output = executor.run(Batch(extends=(plain, replace(prompt, draw=Draw(params)))))
+    assert output.tokens[1] == 7 and set(output.logprobs) == {1}
+    assert_likelihoods([output.logprobs[1]], logits, [7])
+
+
+class Fails:
+    """A constraint that cannot be followed."""
+
+    def allowed(self, generated: Sequence[int]) -> np.ndarray:
+        raise LeylineError("It ends here.")
+
+
+def test_a_constraint_that_fails_is_told_and_the_others_are_sampled(executor: Executor) -> None:
+    failing = replace(
+        extend(0, 12, NEIGHBOURS),
+        draw=Draw(SamplingParams(constraint=Fails(), logprobs=1)),
+    )
+    other = replace(extend(0, 3, np.arange(40, 44), sequence_id=2), draw=Draw(GREEDY))
+    output = executor.run(Batch(extends=(failing, other)))
+    assert set(output.tokens) == {2} and not output.logprobs
+    assert [(number, str(error)) for number, error in output.refused.items()] == [
+        (1, "It ends here.")
+    ]
+
+
+def test_rows_that_are_no_numbers_have_neither_token_nor_score(executor: Executor) -> None:
+    executor.cache.fill(torch.from_numpy(NEIGHBOURS[:1]), float("nan"))
+    op = scored(extend(1, 12, NEIGHBOURS, sample=True))
+    sound = scored(extend(0, 4, np.arange(40, 52), sequence_id=2, sample=True))
+    output = executor.run(Batch(extends=(op, sound)))
+    assert set(output.tokens) == set(output.scores) == {2} and not output.refused

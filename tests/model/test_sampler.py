@@ -128,6 +128,81 @@ def test_top_p_counts_within_what_top_k_left():
     assert got.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "min_p, kept", [(0.0, 4), (0.19, 4), (0.21, 2), (0.59, 2), (0.61, 1), (1.0, 1)]
+)
+def test_min_p_keeps_what_is_so_likely_beside_the_likeliest(min_p, kept):
+    row = torch.tensor([0.1, 0.5, 0.1, 0.3], dtype=torch.float64).log()
+    got = probabilities(row, params(min_p=min_p)).nonzero().flatten().tolist()
+    assert got == sorted([1, 3, 0, 2][:kept])
+
+
+def test_min_p_comes_last():
+    row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # At half the temperature the second is 0.5625 times as likely as the first, the third 0.25.
+    one = params(temperature=0.5, min_p=0.3)
+    assert probabilities(row, one).nonzero().flatten().tolist() == [0, 1]
+    assert probabilities(row, params(temperature=0.5, min_p=0.6)).tolist() == [1, 0, 0, 0]
+
+
+def sorted_whole(row: torch.Tensor, one: SamplingParams) -> torch.Tensor:
+    """The distribution by sorting the whole vocabulary, as its definition says."""
+    probs = (row.double() / one.temperature).softmax(-1)
+    order = sorted(range(len(probs)), key=lambda i: (-float(probs[i]), i))
+    kept = order[: one.top_k or None]
+    total, nucleus = sum(float(probs[i]) for i in kept), list[int]()
+    reached = 0.0
+    for token in kept:
+        if nucleus and reached >= one.top_p * total:
+            break
+        nucleus.append(token)
+        reached += float(probs[token])
+    least = one.min_p * float(probs[nucleus[0]])
+    table = torch.zeros_like(probs)
+    ids = [token for token in nucleus if float(probs[token]) >= least]
+    table[ids] = probs[ids]
+    return table / table.sum()
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_p": 0.9},
+        {"top_p": 0.3, "top_k": 1000},
+        {"top_k": 600, "min_p": 0.001},
+        {"top_p": 0.97, "min_p": 0.05, "temperature": 0.6},
+    ],
+)
+def test_a_large_vocabulary_is_cut_as_if_all_of_it_were_sorted(spread, changes):
+    row = (logits(vocab=3000, seed=5)[0] * spread).round(decimals=2)  # many are equal
+    one = params(**changes)
+    got = probabilities(row, one)
+    torch.testing.assert_close(got, sorted_whole(row, one), atol=1e-12, rtol=0)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(1.01 * got, sorted_whole(row, one), atol=1e-12, rtol=0)
+
+
+def test_a_greedy_batch_is_an_argmax_and_nothing_more(monkeypatch):
+    def never(*_: object) -> None:
+        raise AssertionError("a greedy row was worked on")
+
+    for name in ("adjusted", "probabilities", "uniform"):
+        monkeypatch.setattr(f"leyline.model.sampler.{name}", never)
+    rows = logits(8)
+    assert torch.equal(sample(rows, [GREEDY] * 8, [0] * 8), rows.argmax(-1))
+    with pytest.raises(AssertionError, match="worked on"):
+        sample(rows, [*[GREEDY] * 7, params()], [0] * 8)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_raise_nothing(bad):
+    rows = logits(5)
+    rows[:, 7] = bad
+    mixed = [GREEDY, params(), params(top_p=0.5), params(top_k=3), params(min_p=0.5)]
+    assert len(sample(rows, mixed, [0] * 5)) == 5
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-9, 100.0])
 def test_extreme_temperatures_stay_finite(temperature):
     table = probabilities(logits()[0] * 100, params(temperature=temperature))
