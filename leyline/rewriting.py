@@ -24,6 +24,7 @@ from leyline.context import Tokens, common_length
 from leyline.directive import Directive, Mode
 from leyline.errors import InvalidRequestError
 from leyline.marks import MessageSpan
+from leyline.rendering import PLAIN, Rendering, rendered
 from leyline.spelling import Spelling, occurrences
 from leyline.template import content_text
 from leyline.tokenizer import Tokenizer
@@ -155,6 +156,7 @@ def message_spans(
     tokens: Sequence[int],
     tokenizer: Tokenizer,
     start: int = 0,
+    rendering: Rendering = PLAIN,
 ) -> list[MessageSpan]:
     """Where the content of each message stands, in tokens that cover it.
 
@@ -169,6 +171,7 @@ def message_spans(
         tokens: The text's.
         tokenizer: Knows the chat template.
         start: Position of the first of the tokens.
+        rendering: What else went into the text.
 
     Returns:
         A span for each message.
@@ -178,7 +181,7 @@ def message_spans(
     shown = [_shown(message, tokenizer) for message in messages]
     found: dict[int, tuple[int, int]] = {}
     cursor = 0
-    for index, frame in _frames(messages, shown, tokenizer):
+    for index, frame in _frames(messages, shown, tokenizer, rendering):
         content = shown[index]
         spelled = content.encode() if exact else _spelled(tokenizer.encode(content), tokenizer)
         place = _find(spelling.data, cursor, spelled, frame)
@@ -217,7 +220,10 @@ def _shown(message: Mapping[str, Any], tokenizer: Tokenizer) -> str:
 
 
 def _frames(
-    messages: Sequence[Mapping[str, Any]], shown: Sequence[str], tokenizer: Tokenizer
+    messages: Sequence[Mapping[str, Any]],
+    shown: Sequence[str],
+    tokenizer: Tokenizer,
+    rendering: Rendering,
 ) -> list[tuple[int, _Frame]]:
     """Index and frame of every message that has a content, in the order of their rendering."""
     marks = {i: STAND_IN.format(i) for i, content in enumerate(shown) if content.strip()}
@@ -226,10 +232,11 @@ def _frames(
         content = _content(messages[index], tokenizer)
         probe[index]["content"] = content.removesuffix(shown[index]) + mark
     try:
-        rendered = tokenizer.render(probe, add_generation_prompt=False)
+        whole = replace(rendering, opens_reply=False, continues_reply=False)
+        text = rendered(tokenizer, probe, whole)
     except InvalidRequestError:  # some templates refuse a conversation that begins in the middle
         return [(index, _Frame()) for index in marks]
-    pieces = STAND_INS.split(rendered)  # what is around them, and between those their numbers
+    pieces = STAND_INS.split(text)  # what is around them, and between those their numbers
     edges = [_edges(piece, tokenizer) for piece in pieces[::2]]
     frames = [_Frame(before[1], after[0]) for before, after in pairwise(edges)]
     written = [int(number) for number in pieces[1::2]]

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from leyline.marks import Mark
 from leyline.own_policy import load_policy
 from leyline.pointing import Change, MarkRequest
 from leyline.rates import num_moved
-from leyline.rendering import PLAIN, Rendering
+from leyline.rendering import PLAIN, Rendering, rendered
 from leyline.saved_sessions import restore, save
 from leyline.sequence import EditRequest
 from leyline.session import Session
@@ -263,14 +264,12 @@ class SessionDesk(Desk):
         Raises:
             InvalidRequestError: If `context_management` is malformed.
         """
-        return trim_messages(
-            messages, context_management, self._policies, self._own_policy, self._count
-        )
+        count = partial(self._count, replace(rendering, opens_reply=False, continues_reply=False))
+        return trim_messages(messages, context_management, self._policies, self._own_policy, count)
 
-    def _count(self, messages: Messages) -> int:
+    def _count(self, rendering: Rendering, messages: Messages) -> int:
         """Tokens of a history as the model would be sent it."""
-        rendered = self.tokenizer.render(messages, add_generation_prompt=False)
-        return len(self.tokenizer.encode(rendered))
+        return len(self.tokenizer.encode(rendered(self.tokenizer, messages, rendering)))
 
     def _described(self, session: Session, *, spelled: bool = True) -> SessionInfo:
         """A session as of now."""

@@ -19,7 +19,7 @@ from leyline.directive import Directive, Mode, apply
 from leyline.errors import InvalidRequestError
 from leyline.marks import MessageSpan, follow_messages
 from leyline.merging import merged
-from leyline.rendering import PLAIN, Rendering
+from leyline.rendering import PLAIN, Rendering, rendered
 from leyline.rewriting import message_spans, rewrite
 from leyline.session import Session, Transcript
 from leyline.template import content_text
@@ -87,9 +87,9 @@ class Turns:
 
     def fresh(self, messages: Messages, root: bytes, rendering: Rendering = PLAIN) -> Turn:
         """A history that nothing is known about; the template writes its own BOS."""
-        rendered = self.tokenizer.render(messages)
-        context = Context.of(self.tokenizer.encode(rendered), root)
-        return Turn(rendered, context, context, self._located(messages, rendered, context, 0))
+        text = rendered(self.tokenizer, messages, rendering)
+        context = Context.of(self.tokenizer.encode(text), root)
+        return Turn(text, context, context, self._located(messages, text, context, 0, rendering))
 
     def following(
         self,
@@ -99,54 +99,78 @@ class Turns:
         rendering: Rendering = PLAIN,
     ) -> Turn:
         """The next turn of a session, whether the client edited its history or not."""
-        rendered = self.tokenizer.render(messages)
+        asked = rendered(self.tokenizer, messages, rendering)
         text = self.tokenizer.decode(session.context.tokens, skip_special=False)
-        known = session.appended(rendered, text)
+        known = session.appended(asked, text)
         if known is None:
-            return self._rewritten(session, messages, rendered, text, mode)
+            return self._rewritten(session, messages, asked, text, mode, rendering)
         base, added, spans = known
         context = base.append(self.tokenizer.encode(added))
-        new = self._located(messages[len(spans) :], added, context, len(base))
+        new = self._located(messages[len(spans) :], added, context, len(base), rendering)
         again = None if base is session.context else len(base)
-        return Turn(rendered, context, context, [*spans, *new], again_from=again)
+        return Turn(asked, context, context, [*spans, *new], again_from=again)
 
     def _rewritten(
-        self, session: Session, messages: Messages, rendered: str, text: str, mode: Mode
+        self,
+        session: Session,
+        messages: Messages,
+        asked: str,
+        text: str,
+        mode: Mode,
+        rendering: Rendering,
     ) -> Turn:
         """A history that goes on from nothing that the session has: the client edited it, or its
         template writes the last reply otherwise than it was told.
         """
-        told = self._told(session, messages)
+        told = self._told(session, messages, rendering)
         if told is None or told == text:
-            return self._edited(session, messages, rendered, mode)
-        turn = self._edited(session, messages, merged(told, text, rendered), mode)
+            return self._edited(session, messages, asked, mode, rendering)
+        turn = self._edited(session, messages, merged(told, text, asked), mode, rendering)
         # What is said in a message that was edited in the context is not what the client says.
         known = follow_messages(session.messages, turn.directives)
-        return replace(turn, rendered=rendered, messages=[*known, *turn.messages[len(known) :]])
+        return replace(turn, rendered=asked, messages=[*known, *turn.messages[len(known) :]])
 
-    def _told(self, session: Session, messages: Messages) -> str | None:
-        """The text that the client was told last, if its history has all of it, unedited."""
+    def _told(self, session: Session, messages: Messages, rendering: Rendering) -> str | None:
+        """The text that the client was told last, if its history has all of it in front of the
+        last reply, unedited.
+
+        What was told of that reply is known from the message, or from the context where calls and
+        reasoning in it were told apart: it spells them as the model wrote them.
+        """
         replies = [at for at, one in enumerate(messages) if one.get("role") == "assistant"]
         if not replies:
             return None
         last = replies[-1]
+        opening = replace(rendering, opens_reply=True, continues_reply=False)
+        try:
+            before = rendered(self.tokenizer, messages[:last], opening)
+        except InvalidRequestError:  # some templates refuse an empty conversation
+            return None
         content = content_text(
             messages[last].get("content"), separator=self.tokenizer.part_separator
         )
-        try:
-            told = self.tokenizer.render(messages[:last]) + (content or "")
-        except InvalidRequestError:  # some templates refuse an empty conversation
-            return None
         stops = (
             self.tokenizer.decode([one], skip_special=False) for one in self.tokenizer.stop_ids
         )
-        texts = (told + end for end in ("", *stops))
+        ends = ("", *stops)
+        replied = (content or "", self._spelled_reply(session))
+        texts = (before + reply + end for reply in replied for end in ends)
         return next((one for one in texts if Transcript.of(one) == session.transcript), None)
 
-    def _edited(self, session: Session, messages: Messages, rendered: str, mode: Mode) -> Turn:
+    def _spelled_reply(self, session: Session) -> str:
+        """The last reply as the context spells it."""
+        spans = session.messages
+        if not spans or spans[-1].role != "assistant":
+            return ""
+        tokens = session.context.tokens[spans[-1].start : spans[-1].end]
+        return self.tokenizer.decode(tokens, skip_special=False)
+
+    def _edited(
+        self, session: Session, messages: Messages, asked: str, mode: Mode, rendering: Rendering
+    ) -> Turn:
         """The client changed something that the session has."""
         before = session.context
-        change = rewrite(before.tokens, rendered, self.tokenizer, mode, self.min_run)
+        change = rewrite(before.tokens, asked, self.tokenizer, mode, self.min_run)
         first = change.first_difference
         # A text that only goes on behind what the context spells is no edit to be carried out.
         edits = bool(change.directives) and mode is not Mode.FORGET
@@ -156,10 +180,10 @@ class Turns:
         else:
             after = before.prefix(first).append(change.new_tokens[first:])
         return Turn(
-            rendered,
+            asked,
             before if carried else after,
             after,
-            self._located(messages, rendered, after, 0),
+            self._located(messages, asked, after, 0, rendering),
             change.directives,
             carried,
             change.append if carried else (),
@@ -167,10 +191,16 @@ class Turns:
         )
 
     def _located(
-        self, messages: Messages, text: str, context: Context, start: int
+        self,
+        messages: Messages,
+        text: str,
+        context: Context,
+        start: int,
+        rendering: Rendering,
     ) -> list[MessageSpan]:
         """Where the messages of `text` stand, whose tokens are the context's from `start` on."""
-        return message_spans(messages, text, context.tokens[start:], self.tokenizer, start)
+        tokens = context.tokens[start:]
+        return message_spans(messages, text, tokens, self.tokenizer, start, rendering)
 
 
 def tool_outputs(messages: Sequence[MessageSpan]) -> list[MessageSpan]:
