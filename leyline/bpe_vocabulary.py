@@ -14,6 +14,8 @@ from tokenizers import Tokenizer as BpeTokenizer
 from leyline.errors import ModelError
 
 FILE_NAME = "tokenizer.json"
+SENTENCEPIECE = "a SentencePiece vocabulary, as of Llama 2 and Mistral 7B"
+SUPPORTED = "only byte-level BPE is supported, as of Llama 3, Qwen2, SmolLM2 and Mistral NeMo"
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -71,10 +73,7 @@ class BpeVocabulary:
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"{FILE_NAME} in the model folder cannot be read: {error}") from error
         if type(bpe.decoder).__name__ != "ByteLevel":
-            raise ModelError(
-                f"{FILE_NAME} is {_kind(bpe)}; only byte-level BPE is supported, as of Llama 3, "
-                "Qwen2, SmolLM2 and Mistral NeMo."
-            )
+            raise ModelError(f"{FILE_NAME} is {_kind(bpe)}; {SUPPORTED}.")
         vocabulary = cls(bpe)
         if num_rows is None or vocabulary.size <= num_rows:
             return vocabulary
@@ -139,7 +138,7 @@ def _kind(bpe: BpeTokenizer) -> str:
     """
     decoder = json.dumps(json.loads(bpe.to_str())["decoder"])
     if "Metaspace" in decoder or "\\u2581" in decoder or "ByteFallback" in decoder:
-        return "a SentencePiece vocabulary, as of Llama 2 and Mistral 7B"
+        return SENTENCEPIECE
     return f"a vocabulary with a decoder of type {type(bpe.decoder).__name__}"
 
 

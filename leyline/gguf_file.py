@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import torch
 
+from leyline.bpe_vocabulary import SENTENCEPIECE, SUPPORTED
 from leyline.errors import ModelError
 
 _FIELD = "The GGUF file's metadata field"
@@ -154,6 +155,8 @@ def tokenizer_spec(source: GgufModel) -> dict[str, Any]:
     """
     pre = source.find("tokenizer.ggml.pre", "default")
     kind = source.field("tokenizer.ggml.model"), pre
+    if kind[0] == "llama":
+        raise ModelError(f"The GGUF's tokenizer is {SENTENCEPIECE}; {SUPPORTED}.")
     if kind[0] != "gpt2" or pre not in PRE_TOKENIZERS:
         raise ModelError(
             f"The GGUF's tokenizer is {kind}; supported is 'gpt2' with one of "
