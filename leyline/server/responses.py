@@ -61,7 +61,7 @@ def routes(serving: Serving, kept: KeptResponses | None = None) -> APIRouter:
         turn = _Turn(serving, body, past, asked.session.session_id, answer)
         keep = partial(_keep, shelf, owner, turn) if body.is_stored else _pass
         if body.stream:
-            return EventStream(_lines(turn, keep), answer)
+            return EventStream(_lines(turn, keep), answer, serving.keep_alive_s)
         with answer:
             return Json(await while_connected(request.receive, _whole(turn, keep)))
 
