@@ -8,6 +8,7 @@ routes, so that their errors have Anthropic's shape.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,7 +31,7 @@ from leyline.server.messages_history import begun, converted
 from leyline.server.messages_schema import CountTokensRequest, MessagesRequest
 from leyline.server.named_events import named_event
 from leyline.server.parsers.pieces import Piece
-from leyline.server.serving import Serving, new_id
+from leyline.server.serving import Serving
 from leyline.server.session_names import session_name
 from leyline.server.tenants import salt_of
 from leyline.server.wire import EventStream, Json, while_connected
@@ -83,9 +84,9 @@ def routes(serving: Serving) -> APIRouter:
         answer = await answers.ask(serving, request, asked)
         edits = answer.applied_edits
         told = edits if edits or body.context_management is not None else None
-        heading = Heading(new_id("msg"), serving.model_name, body.max_tokens, told)
+        heading = Heading(f"msg_{uuid.uuid4().hex}", serving.model_name, body.max_tokens, told)
         if body.stream:
-            return EventStream(_events(answer, heading), answer)
+            return EventStream(_events(answer, heading), answer, serving.keep_alive_s)
         with answer:
             pieces, over = await while_connected(request.receive, _said(answer))
         return Json(heading.whole(pieces, over))

@@ -18,7 +18,7 @@ from leyline.events import Completion
 from leyline.server.ask import Over
 from leyline.server.messages_blocks import proper
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Piece, Reasoning
-from leyline.server.reply import session_of, usage
+from leyline.server.usage import session_of, usage
 from leyline.server.wire import encode
 
 Body = dict[str, Any]
