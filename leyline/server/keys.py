@@ -122,13 +122,13 @@ def _read(name: str) -> list[Key]:
             error
         )
     written = [(number, line.split()) for number, line in enumerate(lines, 1)]
-    keys = [_line(number, *words) for number, words in written if words and words[0][0] != "#"]
+    keys = [_line(number, words) for number, words in written if words and words[0][0] != "#"]
     if not keys:
         raise ConfigError(f"There is no key in {name}.", param="api_key_file")
     return keys
 
 
-def _line(number: int, *words: str) -> Key:
+def _line(number: int, words: list[str]) -> Key:
     """The key that stands in a line."""
     tenant = words[0] if len(words) == 2 else ""
     if len(words) > 2 or (tenant and _TENANT.fullmatch(tenant) is None):

@@ -13,14 +13,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from leyline.errors import EngineClosedError, LeylineError
+from leyline.errors import (
+    DrainingError,
+    EngineClosedError,
+    LeylineError,
+    QueueFullError,
+    RequestTimeoutError,
+)
 from leyline.events import Completion, EditResult, EngineEvent, Failure
+from leyline.server import logs
+from leyline.server.observers import NOBODY, Observer
 from leyline.server.surface import ServedEngine
+from leyline.stats import pace_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +43,7 @@ Submit = Callable[[], int]
 
 _STOPPED = "The server is shutting down; send the request again once it is back."
 _DIED = "The engine failed and has stopped; the server's log says why. Restart the server."
+_DRAINING = "The server is about to stop and takes no new requests; send this one to another."
 
 
 def is_terminal(event: EngineEvent) -> bool:
@@ -53,11 +65,14 @@ class Subscription:
         self.request_ids: list[int] = []
         self.loop = loop
         self._worker = worker
+        self._exchange = logs.current.get()
         self._events: asyncio.Queue[EngineEvent] = asyncio.Queue()
         self._ended = 0
 
     def put(self, event: EngineEvent) -> None:
         """Hand over an event; called on the event loop."""
+        if self._exchange is not None:
+            self._exchange.add(event)
         self._events.put_nowait(event)
 
     @property
@@ -88,10 +103,20 @@ class Worker:
 
     Args:
         engine: A ready engine. Until `stop` returns, nobody else may call it.
+
+    Attributes:
+        observer: Who watches.
+        max_queued: Requests that may wait for a place; None for any number.
+        max_seconds: How long a request may take; None for any time.
     """
 
     def __init__(self, engine: ServedEngine) -> None:
         self.engine = engine
+        self.observer: Observer = NOBODY
+        self.max_queued: int | None = None
+        self.max_seconds: float | None = None
+        self.is_draining = False
+        self._deadlines: dict[int, float] = {}
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._subscribers: dict[int, Subscription] = {}
         self._gate = threading.Lock()
@@ -112,6 +137,15 @@ class Worker:
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those that are open go on. Never blocks."""
+        self.is_draining = True
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended, as of about now."""
+        return len(self._subscribers)
 
     @property
     def is_alive(self) -> bool:
@@ -138,7 +172,9 @@ class Worker:
         """Submit requests together, all or none, and subscribe to their events.
 
         Raises:
-            LeylineError: if the engine refuses one of them; the others are cancelled.
+            LeylineError: if one of them is refused; the others are cancelled.
+            QueueFullError: if too many requests wait already.
+            DrainingError: if the server takes no new requests.
         """
         subscription = Subscription(self, asyncio.get_running_loop())
         try:
@@ -180,6 +216,7 @@ class Worker:
             while self._take_posted():
                 if self.engine.has_work:
                     self._publish(self.engine.step())
+                    self._expire()
             self._cancel_all()
             refusal = _STOPPED
         except BaseException:
@@ -198,20 +235,58 @@ class Worker:
         return True
 
     def _open(self, subscription: Subscription, submits: Sequence[Submit]) -> None:
+        self._check_room(len(submits))
         try:
             for submit in submits:
                 request_id = submit()
                 subscription.request_ids.append(request_id)
                 self._subscribers[request_id] = subscription
+                if self.max_seconds is not None:
+                    self._deadlines[request_id] = time.monotonic() + self.max_seconds
+                with _only_logged():
+                    self.observer.opened(request_id)
         except BaseException:
             self._forget(subscription)
             raise
 
+    def _check_room(self, count: int) -> None:
+        """Refuse requests that nobody would come to serve for long, or at all."""
+        if self.is_draining:
+            raise DrainingError(_DRAINING)
+        if self.max_queued is None:
+            return
+        pace = pace_of(self.engine)
+        if len(pace.waiting) + count > self.max_queued + pace.num_places:
+            raise QueueFullError(
+                f"{len(pace.waiting)} requests wait already, and {self.max_queued} may; send this "
+                "one again in a while."
+            )
+
     def _forget(self, subscription: Subscription) -> None:
         """Cancel those requests of a subscription that still run."""
         for request_id in subscription.request_ids:
-            if self._subscribers.pop(request_id, None) is not None:
+            if self._drop(request_id) is not None:
                 self.engine.cancel(request_id)
+                with _only_logged():
+                    self.observer.closed(request_id)
+
+    def _drop(self, request_id: int) -> Subscription | None:
+        """Who waited for a request, and does no longer."""
+        self._deadlines.pop(request_id, None)
+        return self._subscribers.pop(request_id, None)
+
+    def _expire(self) -> None:
+        """End requests that took too long; all have the same time, so the oldest go first."""
+        now, late = time.monotonic(), list[int]()
+        for request_id, deadline in self._deadlines.items():
+            if deadline > now:
+                break
+            late.append(request_id)
+        if late:
+            error = RequestTimeoutError(f"The request took longer than {self.max_seconds:g} s.")
+            self._publish([Failure(request_id, error) for request_id in late])
+        for request_id in late:
+            self.engine.cancel(request_id)
 
     def _cancel_all(self) -> None:
         for request_id in self._subscribers:
@@ -219,18 +294,20 @@ class Worker:
 
     def _publish(self, events: Iterable[EngineEvent]) -> None:
         """Hand a step's events to their subscribers; one wake-up a loop."""
+        wanted = [(self._subscriber(event), event) for event in events]
+        deliveries = [(one, event) for one, event in wanted if one is not None]
+        with _only_logged():
+            self.observer.stepped(self.engine, [event for _, event in deliveries])
         outgoing: dict[asyncio.AbstractEventLoop, list[tuple[Subscription, EngineEvent]]] = {}
-        for event in events:
-            subscription = self._subscriber(event)
-            if subscription is not None:
-                outgoing.setdefault(subscription.loop, []).append((subscription, event))
-        for loop, deliveries in outgoing.items():
-            _wake(loop, deliveries)
+        for subscription, event in deliveries:
+            outgoing.setdefault(subscription.loop, []).append((subscription, event))
+        for loop, batch in outgoing.items():
+            _wake(loop, batch)
 
     def _subscriber(self, event: EngineEvent) -> Subscription | None:
         """Who waits for this event; None for a request whose client is gone."""
         if is_terminal(event):
-            return self._subscribers.pop(event.request_id, None)
+            return self._drop(event.request_id)
         return self._subscribers.get(event.request_id)
 
     def _shut(self, refusal: str) -> None:
@@ -259,6 +336,15 @@ class _Posted:
         """Answer without running."""
         if self._future.set_running_or_notify_cancel():
             self._future.set_exception(error)
+
+
+@contextmanager
+def _only_logged() -> Generator[None, None, None]:
+    """Whoever watches the engine must not stop it."""
+    try:
+        yield
+    except Exception:
+        logger.exception("An observer failed; what it should have seen is not counted.")
 
 
 def _settle(future: Future[T], compute: Callable[[], T]) -> None:
