@@ -18,7 +18,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from leyline.errors import LeylineError
-from leyline.server.answer import Answer, ask
+from leyline.server import answer as answers
+from leyline.server.answer import Answer
 from leyline.server.ask import Message, Over
 from leyline.server.bodies import StrictRoute
 from leyline.server.failures import unforeseen
@@ -57,7 +58,7 @@ def routes(serving: Serving, kept: KeptResponses | None = None) -> APIRouter:
         past = _past(shelf, owner, body)
         named = session_name(body.session_id, body.prompt_cache_key, request.headers)
         asked = asked_of(body, past, owner.salt, named)
-        answer = await ask(serving, request, asked)
+        answer = await answers.ask(serving, request, asked)
         turn = _Turn(serving, body, past, asked.session.session_id, answer)
         keep = partial(_keep, shelf, owner, turn) if body.is_stored else _pass
         if body.stream:
