@@ -129,11 +129,14 @@ def _asked(body: CountTokensRequest, params: SamplingParams) -> Ask:
 async def _said(answer: Answer) -> tuple[Sequence[Piece], Over]:
     """All that was said, in its order, and how it ended."""
     pieces: list[Piece] = []
+    over: Over | None = None
     async for one in answer:
         if isinstance(one, Over):
-            return pieces, one
-        pieces += one.pieces
-    raise unforeseen()
+            over = one
+        else:
+            pieces += one.pieces
+    assert over is not None, "an answer ends or fails"
+    return pieces, over
 
 
 async def _events(answer: Answer, heading: Heading) -> AsyncGenerator[bytes, None]:
