@@ -1,1 +1,1 @@
-"""From a reply's text to reasoning, content and tool calls, for each family of models."""
+"""From a reply's text to reasoning, content and tool calls; begin with `choosing.choose`."""

@@ -96,6 +96,8 @@ class CallParser:
         except NoCallError:
             if self._is_open:
                 self._end_call()
+                if self.source.is_over:  # what is left is a tag that was cut off
+                    self.source.take(self.source.num_left)
             else:
                 self._head = None
                 self.source.rewind()
@@ -170,9 +172,15 @@ class CallParser:
         return "".join(parts).strip()
 
     def follows(self, *texts: str) -> Script[str | None]:
-        """Which of the texts comes behind white space; if one does, all that is used."""
+        """Which of the texts comes behind white space; if one does, all that is used.
+
+        One that is cut off by the end of the reply is used as well.
+        """
         space = yield from self.source.skip_space()
-        if (found := (yield from self.source.uses(*texts))) is None:
+        found = yield from self.source.uses(*texts)
+        if found is None and self.source.is_cut_in(*texts):
+            self.source.take(self.source.num_left)
+        elif found is None:
             self.source.give_back(space)
         return found
 
@@ -210,8 +218,7 @@ class CallParser:
         """Read one JSON value; without `ends`, one that is none is no call."""
         value = JsonValue()
         while True:
-            rest = self.source.rest
-            sink(self.source.take(value.read(rest)))
+            sink(self.source.feed(value.read))
             if value.is_over:
                 return
             if value.is_broken:
@@ -229,11 +236,9 @@ class CallParser:
     def string(self, sink: Sink) -> Script[bool]:
         """Read a JSON string and say what it says; false if the text ends before it."""
         self.source.take(1)
-        string = JsonString()
+        string = JsonString(sink)
         while True:
-            said, size = string.read(self.source.rest)
-            self.source.take(size)
-            sink(said)
+            self.source.feed(string.read)
             if string.is_over:
                 return True
             if not (yield from self.source.more()):

@@ -29,12 +29,9 @@ class HermesParser(CallParser):
             if not self.close():
                 return
             skipped = yield from self.source.skip_space("],}")
-            found = yield from self.source.comes("{", "</tool_call>")
-            if found == "</tool_call>":
-                self.source.take(len(found))
-            if found != "{":
+            if (yield from self.source.comes("{")) is None:
                 break
-        if found is None:
+        if (yield from self.follows("</tool_call>")) is None and self.source.num_left:
             self.source.give_back(skipped)
 
     def _object(self) -> Script[None]:
@@ -85,8 +82,8 @@ class HermesParser(CallParser):
         """The rest of the object, as far as it is JSON."""
         rest = JsonValue.in_object()
         while not (rest.is_over or rest.is_broken):
-            self.source.take(rest.read(self.source.rest))
-            if not self.source.rest and not (yield from self.source.more()):
+            self.source.feed(rest.read)
+            if not self.source.num_left and not (yield from self.source.more()):
                 return
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SAID = re.compile(r'[^"\\]+')
@@ -39,16 +40,14 @@ class JsonValue:
         value._stack, value._state = ["{"], "after"
         return value
 
-    def read(self, text: str) -> int:
-        """Read on; how many characters belong to the value.
+    def read(self, text: str, start: int = 0) -> int:
+        """Read on in `text` from `start`; where the value, or the text, ends.
 
-        Fewer than there are if it ends, which a number does only with the character behind it, or
-        if it breaks: the rest begins with what does not fit.
+        A number ends only with the character behind it. What breaks a value is not read.
         """
-        at = 0
-        while at < len(text) and not (self.is_over or self.is_broken):
-            at = self._step(text, at)
-        return at
+        while start < len(text) and not (self.is_over or self.is_broken):
+            start = self._step(text, start)
+        return start
 
     def _step(self, text: str, at: int) -> int:
         if self._state == "string":
@@ -165,48 +164,50 @@ class JsonString:
     Lenient: a bare line break stands for itself, an unknown escape for its text. Half of a
     surrogate pair becomes U+FFFD.
 
+    Args:
+        sink: What the string's text is given to.
+
     Attributes:
         is_over: The closing quote was read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Callable[[str], None]) -> None:
         self.is_over = False
+        self._sink = sink
         self._escape = ""  # an escape that is not whole
         self._high = ""  # the first half of a pair
 
-    def read(self, text: str) -> tuple[str, int]:
-        """Read on: what became certain, and how many characters were used."""
-        said: list[str] = []
-        at = 0
-        while at < len(text) and not self.is_over:
-            at = self._step(text, at, said)
-        return "".join(said), at
+    def read(self, text: str, start: int = 0) -> int:
+        """Read on in `text` from `start`; where the string, or the text, ends."""
+        while start < len(text) and not self.is_over:
+            start = self._step(text, start)
+        return start
 
-    def _step(self, text: str, at: int, said: list[str]) -> int:
+    def _step(self, text: str, at: int) -> int:
         if self._escape:
-            return self._in_escape(text[at], at, said)
+            return self._in_escape(text[at], at)
         if text[at] == "\\":
             self._escape = "\\"
             return at + 1
         if text[at] == '"':
             self.is_over = True
-            self._say("", said)
+            self._say("")
             return at + 1
         found = _SAID.match(text, at)
         end = found.end() if found else len(text)
-        self._say(text[at:end], said)
+        self._say(text[at:end])
         return end
 
-    def _in_escape(self, character: str, at: int, said: list[str]) -> int:
+    def _in_escape(self, character: str, at: int) -> int:
         escape = self._escape + character
         is_bad = escape[1] == "u" and len(escape) > 2 and character not in _HEX
         whole = self._escape if is_bad else _unescaped(escape)
         self._escape = escape if whole is None else ""
         if whole is not None:
-            self._say(whole, said)
+            self._say(whole)
         return at if is_bad else at + 1
 
-    def _say(self, text: str, said: list[str]) -> None:
+    def _say(self, text: str) -> None:
         if "\udc00" <= text < "\ue000":
             text = _pair(self._high, text)
         elif self._high:
@@ -214,7 +215,8 @@ class JsonString:
         self._high = ""
         if text and "\ud800" <= text[-1] < "\udc00":
             self._high, text = text[-1], text[:-1]
-        said.append(text)
+        if text:
+            self._sink(text)
 
 
 def _unescaped(escape: str) -> str | None:

@@ -11,6 +11,7 @@ cost is linear in the text however small its pieces are.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -22,21 +23,26 @@ _SPACE = re.compile(r"\s*")
 
 
 class Stops:
-    """Texts to look for, the first in the text wins, the longest where two begin together."""
+    """Texts to look for: the first in a text wins, the longest where two begin together.
+
+    Attributes:
+        texts: The texts.
+        longest: The length of the longest.
+    """
 
     def __init__(self, *texts: str) -> None:
         self.texts = tuple(sorted(texts, key=len, reverse=True))
         self._any = re.compile("|".join(map(re.escape, self.texts)) if texts else r"(?!)")
         self._beginnings = {text[:size] for text in texts for size in range(1, len(text))}
-        self._longest = max(map(len, self._beginnings), default=0)
+        self.longest = max(map(len, texts), default=0)
 
-    def search(self, text: str, start: int) -> re.Match[str] | None:
-        """The first of them that is whole in `text`."""
-        return self._any.search(text, start)
+    def search(self, text: str, start: int, end: int) -> re.Match[str] | None:
+        """The first of them that is whole in `text[start:end]`."""
+        return self._any.search(text, start, end)
 
     def num_open(self, text: str, start: int) -> int:
         """Characters at the end of `text` that may be the beginning of one of them."""
-        for size in range(min(self._longest, len(text) - start), 0, -1):
+        for size in range(min(self.longest - 1, len(text) - start), 0, -1):
             if text[len(text) - size :] in self._beginnings:
                 return size
         return 0
@@ -61,11 +67,9 @@ class Source:
         self._at = 0
 
     @property
-    def rest(self) -> str:
-        """What has come and is not used."""
-        if self._at:
-            self._text, self._at = self._text[self._at :], 0
-        return self._text
+    def num_left(self) -> int:
+        """Characters that have come and are not used."""
+        return len(self._text) - self._at
 
     def take(self, size: int) -> str:
         """Use the next characters, which must have come."""
@@ -74,6 +78,10 @@ class Source:
         if self._held is not None:
             self._held.append(taken)
         return taken
+
+    def feed(self, read: Callable[[str, int], int]) -> str:
+        """Use what `read` uses: given the text and where it begins, it returns where it ends."""
+        return self.take(read(self._text, self._at) - self._at)
 
     def hold(self) -> None:
         """What is used from here on can be given back with `rewind`."""
@@ -85,12 +93,18 @@ class Source:
 
     def rewind(self) -> None:
         """Give back all that was used since `hold`."""
-        self.give_back("".join(self._held or ()))
-        self._held = None
+        held, self._held = self._held or [], None
+        self.give_back("".join(held))
 
     def give_back(self, text: str) -> None:
-        """Put text in front of what is not used."""
-        self._text, self._at = text + self._text[self._at :], 0
+        """Give back the text that was used last."""
+        if self._at >= len(text):
+            self._at -= len(text)
+        else:  # some of it is no longer in the buffer
+            self._text, self._at = text + self._text[self._at :], 0
+        if text and self._held is not None:
+            held = "".join(self._held)
+            self._held = [held[: len(held) - len(text)]]
 
     def more(self) -> Script[bool]:
         """Wait for more text; false if none will come."""
@@ -101,7 +115,7 @@ class Source:
 
     def peek(self) -> Script[str]:
         """The next character, not used; empty at the end."""
-        while self._at == len(self._text):
+        while not self.num_left:
             if not (yield from self.more()):
                 return ""
         return self._text[self._at]
@@ -113,7 +127,7 @@ class Source:
         while True:
             found = pattern.match(self._text, self._at)
             skipped.append(self.take(found.end() - self._at if found else 0))
-            if self._at < len(self._text) or not (yield from self.more()):
+            if self.num_left or not (yield from self.more()):
                 return "".join(skipped)
 
     def comes(self, *texts: str) -> Script[str | None]:
@@ -126,8 +140,11 @@ class Source:
 
     def _may_come(self, text: str) -> bool:
         """Whether what has come is a proper beginning of `text`."""
-        size = len(self._text) - self._at
-        return size < len(text) and text.startswith(self._text[self._at :])
+        return self.num_left < len(text) and text.startswith(self._text[self._at :])
+
+    def is_cut_in(self, *texts: str) -> bool:
+        """Whether the text has ended in the middle of one of the texts, or just before them."""
+        return self.is_over and any(map(self._may_come, texts))
 
     def uses(self, *texts: str) -> Script[str | None]:
         """The same, and it is used."""
@@ -143,14 +160,14 @@ class Source:
             The stop, which is not used; None at the end of the text, or when `limit` characters
             came without one.
         """
-        size = 0
+        left = sys.maxsize if limit is None else limit
         while True:
-            found = stops.search(self._text, self._at)
+            reach = min(len(self._text), self._at + left + stops.longest)
+            found = stops.search(self._text, self._at, reach)
             end = found.start() if found else len(self._text)
             if not found and not self.is_over:
                 end -= stops.num_open(self._text, self._at)
-            size += end - self._at
-            if limit is not None and size > limit:
+            if (left := left - (end - self._at)) < 0:
                 return None
             if end > self._at:
                 sink(self.take(end - self._at))

@@ -16,6 +16,9 @@ from leyline.server.parsers.pieces import ToolUse
 from leyline.server.parsers.source import Script, Sink, Stops
 from leyline.server.parsers.values import is_text, json_of, properties_of, types_of
 
+_TAG_BEGINS = Stops("<")
+_TAG_ENDS = Stops("<", ">")
+
 
 class TaggedParser(CallParser):
     """What both share: values, by their declared types."""
@@ -54,6 +57,17 @@ class TaggedParser(CallParser):
             yield from self._value(parts.append)
             self.argue(json_of("".join(parts), types))
 
+    def key_before(self, stops: Stops) -> Script[str]:
+        """A key, without white space around, up to a stop, which is not used.
+
+        Raises:
+            NoCallError: If none comes.
+        """
+        parts: list[str] = []
+        if (yield from self.source.until(stops, parts.append)) is None:
+            raise NoCallError
+        return "".join(parts).strip()
+
     def _value(self, sink: Sink) -> Script[None]:
         """Read up to behind the closing tag.
 
@@ -70,7 +84,7 @@ class TaggedParser(CallParser):
             space = yield from self.source.skip_space()
             if (yield from self.source.comes(*self.follows_value)) is not None:
                 return
-            if not (yield from self.source.peek()):
+            if self.source.is_cut_in(*self.follows_value):
                 raise NoCallError
             self.source.give_back(space)
             sink(stop)
@@ -94,15 +108,11 @@ class Glm47Parser(TaggedParser):
         self.close()
 
     def _key(self) -> Script[str]:
-        parts: list[str] = []
-        stop = yield from self.source.until(_VALUE_BEGINS, parts.append)
-        if stop != "<arg_value>":
+        key = yield from self.key_before(_TAG_BEGINS)
+        yield from self.source.uses("</arg_key>")
+        if (yield from self.needs("<arg_value>", "</tool_call>")) == "</tool_call>":
             raise NoCallError
-        self.source.take(len(stop))
-        return "".join(parts).partition("</arg_key>")[0].strip()
-
-
-_VALUE_BEGINS = Stops("<arg_value>", "</tool_call>")
+        return key
 
 
 class Qwen3CoderParser(TaggedParser):
@@ -119,14 +129,9 @@ class Qwen3CoderParser(TaggedParser):
         self.begin((yield from self.name_before(">")))
         self.source.take(1)
         while (yield from self.needs(*self.follows_value)) == "<parameter=":
-            parts: list[str] = []
-            if (yield from self.source.until(_TAG_ENDS, parts.append)) is None:
-                raise NoCallError
-            self.source.take(1)
+            key = yield from self.key_before(_TAG_ENDS)
+            yield from self.needs(">")
             yield from self.source.uses("\n")
-            yield from self.argument("".join(parts).strip())
+            yield from self.argument(key)
         if self.close():
             yield from self.follows("</tool_call>")
-
-
-_TAG_ENDS = Stops(">")
