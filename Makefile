@@ -10,12 +10,13 @@ ARGS   ?=
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -c constraints.txt
 
-.PHONY: help serve test clean
+.PHONY: help serve test clients clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   install into $(VENV) and serve the embedded model"
 	@echo "make test    install into $(VENV) and run scripts/check"
+	@echo "make clients try real clients against a server, and write docs/clients.md"
 	@echo "make clean   remove $(VENV) and every cache of the tools"
 
 serve: $(VENV)/.installed
@@ -23,6 +24,9 @@ serve: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	VENV=$(VENV) scripts/check
+
+clients: $(VENV)/.installed
+	$(BIN)/python scripts/clients
 
 # The stamps stand for what is installed: only a changed requirement makes pip run again.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
@@ -38,5 +42,5 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) leyline.egg-info build .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) .clients leyline.egg-info build .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find leyline tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
