@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from leyline.errors import InvalidRequestError
 from leyline.server.bodies import StrictRoute
@@ -14,6 +14,7 @@ from leyline.server.schema import INT32_MAX
 from leyline.server.schema_edits import FindRequest
 from leyline.server.serving import Serving
 from leyline.server.sessions import QuerySalt
+from leyline.server.tenants import salt_of
 from leyline.server.wire import Json
 
 _TOKENS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
@@ -65,18 +66,18 @@ def routes(serving: Serving) -> APIRouter:
 
     @router.get("/v1/cache/find")
     async def find_by_link(
+        request: Request,
         text: Annotated[str | None, Query(min_length=1)] = None,
         tokens: str | None = None,
         cache_salt: QuerySalt = "",
     ) -> Response:
         """Look for a short text, or a few tokens."""
-        return await answer(
-            sought(text, None if tokens is None else token_list(tokens)), cache_salt
-        )
+        what = sought(text, None if tokens is None else token_list(tokens))
+        return await answer(what, salt_of(request, cache_salt))
 
     @router.post("/v1/cache/find")
-    async def find_by_body(body: FindRequest) -> Response:
+    async def find_by_body(body: FindRequest, request: Request) -> Response:
         """Look for a text of any length, without its standing in a link."""
-        return await answer(sought(body.text, body.tokens), body.cache_salt or "")
+        return await answer(sought(body.text, body.tokens), salt_of(request, body.cache_salt))
 
     return router

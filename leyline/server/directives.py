@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from leyline.errors import InvalidRequestError
+from leyline.errors import InvalidRequestError, LeylineError
 from leyline.events import EditPlan, EditResult, Failure
 from leyline.server.bodies import StrictRoute
 from leyline.server.pointed import changes_of
@@ -17,6 +17,7 @@ from leyline.server.reply import Body
 from leyline.server.schema import MAX_NAME_CHARS
 from leyline.server.schema_edits import DirectivesRequest
 from leyline.server.serving import Serving
+from leyline.server.tenants import salt_of
 from leyline.server.wire import Json, while_connected
 from leyline.server.worker import Submit, Worker
 
@@ -76,16 +77,28 @@ def routes(serving: Serving) -> APIRouter:
         asked = {
             "session_id": body.session_id,
             "changes": changes_of(body.directives),
-            "salt": body.cache_salt or "",
+            "salt": salt_of(request, body.cache_salt),
             "expected_version": body.expected_version,
         }
         if body.dry_run:
             planning = worker.call(partial(engine.plan_directives, **asked))
             return Json(plan_body(await while_connected(request.receive, planning)))
         submit = partial(engine.submit_directives, **asked, idempotency_key=key)
-        return Json(result_body(await while_connected(request.receive, _result(worker, submit))))
+        with _counted_if_refused(worker, body):
+            result = await while_connected(request.receive, _result(worker, submit))
+        return Json(result_body(result))
 
     return router
+
+
+@contextmanager
+def _counted_if_refused(worker: Worker, body: DirectivesRequest) -> Generator[None, None, None]:
+    """Tell the observer of edits that do not come about."""
+    try:
+        yield
+    except LeylineError:
+        worker.observer.refused(directive.mode for directive in body.directives)
+        raise
 
 
 def _counted(kind: str, edit: EditResult | EditPlan) -> Body:

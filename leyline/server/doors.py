@@ -1,12 +1,17 @@
-"""What is checked before a request meets a route: where it was sent to, and how big it is."""
+"""What is checked before a request meets a route: where it was sent, by whom, and how big it is."""
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from leyline.server import tenants
 from leyline.server.failures import quoted, refusal
+from leyline.server.keys import Keyring
+
+ANY_HOST = "*"
 
 
 class HostCheck:
@@ -31,49 +36,128 @@ class HostCheck:
             return
         host = Headers(scope=scope).get("host", "")
         message = (
-            f"This server listens on this machine only and was asked for as {quoted(host)}. "
-            "Use localhost or 127.0.0.1."
+            f"This server was asked for as {quoted(host)} and does not answer to that name. "
+            "On the same machine use localhost; else have it started with --allowed-hosts."
         )
         await refusal(403, message, code="host_not_allowed")(scope, receive, send)
 
 
-class BodyLimit:
-    """Refuses bodies over a size, announced or not, before they are held in memory.
+class KeyCheck:
+    """Refuses whoever has no key, whatever is asked for: what is open is listed, nothing else is.
+
+    Args:
+        app: The application behind the door.
+        keyring: The keys; without any, everybody is let in.
+        open_paths: Paths that are read without a key, in exactly this spelling.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, open_paths: frozenset[str]) -> None:
+        self.app = app
+        self.keyring = keyring
+        self.open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in as its tenant's, or answer 401."""
+        tenant = None
+        if self.keyring and not self._is_open(scope):
+            tenant = self.keyring.tenant_of(Headers(scope=scope))
+            if tenant is None:
+                await _unknown(scope, receive, send)
+                return
+        tenants.enter(scope, self.keyring, tenant)
+        await self.app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return False
+        return scope["path"].removeprefix(scope.get("root_path", "")) in self.open_paths
+
+
+class WholeBody:
+    """Reads a request's body before a route sees the request, within a size and a time.
+
+    A body that is too large is refused as soon as that is certain, announced or not, and never
+    held in memory.
 
     Args:
         app: The application behind the door.
         max_bytes: Largest body let in.
+        max_seconds: How long it may take to come in.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self.max_seconds = max_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, counting; or answer 413."""
+        """Let the request in with its body, or answer 413 or 408."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif _announced(Headers(scope=scope)) > self.max_bytes:
-            await refusal(413, self._message(), code="body_too_large")(scope, receive, send)
+            return
+        if _announced(Headers(scope=scope)) > self.max_bytes:
+            await self._too_large(scope, receive, send)
+            return
+        try:
+            body = await asyncio.wait_for(self._read(receive), self.max_seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            message = f"The request's body took longer than {self.max_seconds:g} s to arrive."
+            headers = {"connection": "close"}
+            answer = refusal(408, message, code="body_timeout", headers=headers)
+            await answer(scope, receive, send)
+        except _TooLargeError:
+            await self._too_large(scope, receive, send)
         else:
-            await self.app(scope, self._counting(receive), send)
+            if body is not None:
+                await self.app(scope, _again(body, receive), send)
 
-    def _counting(self, receive: Receive) -> Receive:
-        """`receive`, but it raises once more than the limit has come in."""
-        taken = 0
-
-        async def counted() -> Message:
-            nonlocal taken
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The whole body; None if its sender hung up in the middle of it."""
+        parts, taken, more = list[bytes](), 0, True
+        while more:
             message = await receive()
-            taken += len(message.get("body", b""))
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            taken, more = taken + len(parts[-1]), message.get("more_body", False)
             if taken > self.max_bytes:
-                raise HTTPException(413, self._message())
-            return message
+                raise _TooLargeError
+        return b"".join(parts)
 
-        return counted
+    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"The request body is larger than the {self.max_bytes} bytes allowed here."
+        await refusal(413, message, code="body_too_large")(scope, receive, send)
 
-    def _message(self) -> str:
-        return f"The request body is larger than the {self.max_bytes} bytes allowed here."
+
+class _TooLargeError(Exception):
+    """A body is larger than allowed."""
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """`receive` for a body that was read already; afterwards it tells of the hang-up as ever."""
+    told = False
+
+    async def again() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a stranger; a WebSocket is closed, which the server turns into a 403."""
+    if scope["type"] != "http":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    message = (
+        "This server needs an API key: send it as Authorization: Bearer KEY, or as x-api-key. "
+        "None was sent, or it is not one of the server's."
+    )
+    headers = {"www-authenticate": "Bearer"}
+    await refusal(401, message, code="invalid_api_key", headers=headers)(scope, receive, send)
 
 
 def _host(headers: Headers) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from leyline.directive import Mode
 from leyline.stats import EngineStats
 
 PREFIX = "leyline:"
@@ -67,6 +68,11 @@ class Instruments:
         self.reprefilled = counter(
             "directive_tokens_reprefilled", "Rows behind edits that were computed again", "mode"
         )
+        for mode in Mode:  # so that each is there, at 0, before it happens
+            for result in ("done", "degraded", "refused"):
+                self.directives.labels(mode.value, result)
+            for tokens in (self.removed, self.inserted, self.kept, self.turned, self.reprefilled):
+                tokens.labels(mode.value)
         self.purges = counter("cache_purges", "Edits that reached the whole cache")
         self.purged_rows = counter("cache_purged_rows", "Rows that they removed")
 
@@ -88,7 +94,7 @@ class Instruments:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class _EngineMetrics:
     """What the engine says of itself, in Prometheus' terms."""
 

@@ -115,7 +115,7 @@ class Meter:
         tell.cached.inc(usage.cached_tokens)
         tell.hits.inc(usage.cached_tokens)
         tell.spliced.inc(usage.spliced_tokens)
-        tell.computed.inc(usage.recomputed_tokens)
+        tell.computed.inc(max(0, usage.prompt_tokens - usage.cached_tokens))
         tell.generated.inc(usage.completion_tokens)
         tell.degraded.inc(usage.degraded)
         self._note_receipts(completion.receipts)

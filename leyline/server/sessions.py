@@ -9,18 +9,24 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from leyline.events import Reverted, SessionInfo
 from leyline.marks import Mark
 from leyline.server.bodies import StrictRoute
+from leyline.server.failures import refusal
 from leyline.server.pointed import mark_request
 from leyline.server.reply import Body
 from leyline.server.schema import MAX_NAME_CHARS
 from leyline.server.schema_edits import MarkBody, RevertRequest, SaveRequest
 from leyline.server.serving import Serving
+from leyline.server.tenants import is_shared, salt_of
 from leyline.server.wire import Json
 
+_SHARED = (
+    "Several tenants share this server, and this would write the sessions of all of them; they are "
+    "saved when the server stops."
+)
 QuerySalt = Annotated[str, Query(max_length=MAX_NAME_CHARS)]
 
 
@@ -106,17 +112,18 @@ def _add_looks(router: APIRouter, serving: Serving) -> None:
     worker, engine = serving.worker, serving.worker.engine
 
     @router.get("/v1/sessions")
-    async def list_sessions(cache_salt: QuerySalt = "") -> Response:
+    async def list_sessions(request: Request, cache_salt: QuerySalt = "") -> Response:
         """The resident sessions of one tenant."""
-        infos = await worker.call(engine.sessions_info, salt=cache_salt)
+        infos = await worker.call(engine.sessions_info, salt=salt_of(request, cache_salt))
         return Json({"object": "list", "data": [listed_body(info) for info in infos]})
 
     @router.get("/v1/sessions/{session_id}")
     async def retrieve_session(
-        session_id: str, tokens: bool = False, cache_salt: QuerySalt = ""
+        session_id: str, request: Request, tokens: bool = False, cache_salt: QuerySalt = ""
     ) -> Response:
         """The session's context: its length, its pieces and, if asked for, its tokens."""
-        info = await worker.call(engine.session_info, session_id, salt=cache_salt)
+        salt = salt_of(request, cache_salt)
+        info = await worker.call(engine.session_info, session_id, salt=salt)
         return Json(session_body(info, tokens=tokens))
 
 
@@ -124,21 +131,26 @@ def _add_changes(router: APIRouter, serving: Serving) -> None:
     worker, engine = serving.worker, serving.worker.engine
 
     @router.delete("/v1/sessions/{session_id}")
-    async def delete_session(session_id: str, cache_salt: QuerySalt = "") -> Response:
+    async def delete_session(
+        session_id: str, request: Request, cache_salt: QuerySalt = ""
+    ) -> Response:
         """Forget the session. Rows that others use stay."""
-        await worker.call(engine.delete_session, session_id, salt=cache_salt)
+        salt = salt_of(request, cache_salt)
+        await worker.call(engine.delete_session, session_id, salt=salt)
         return Json({"object": "session.deleted", "id": session_id, "deleted": True})
 
     @router.post("/v1/sessions/{session_id}/revert")
-    async def revert_session(session_id: str, body: RevertRequest) -> Response:
+    async def revert_session(session_id: str, body: RevertRequest, request: Request) -> Response:
         """Go back to a kept version: the one named, or the one before."""
-        salt = body.cache_salt or ""
+        salt = salt_of(request, body.cache_salt)
         reverted = await worker.call(engine.revert, session_id, body.version, salt=salt)
         return Json(reverted_body(reverted))
 
     @router.post("/v1/sessions:save")
-    async def save_sessions(_: SaveRequest) -> Response:
+    async def save_sessions(_: SaveRequest, request: Request) -> Response:
         """Write all sessions to the file that the server was started with."""
+        if is_shared(request):
+            return refusal(403, _SHARED, code="shared_server")
         return Json(
             {"object": "sessions.saved", "sessions": await worker.call(engine.save_sessions)}
         )
@@ -148,14 +160,16 @@ def _add_marks(router: APIRouter, serving: Serving) -> None:
     worker, engine = serving.worker, serving.worker.engine
 
     @router.post("/v1/sessions/{session_id}/marks")
-    async def create_mark(session_id: str, body: MarkBody) -> Response:
+    async def create_mark(session_id: str, body: MarkBody, request: Request) -> Response:
         """Pin a span, let it decay, or have it taken out when the turn ends."""
-        asked = mark_request(body)
-        mark = await worker.call(engine.mark, session_id, asked, salt=body.cache_salt or "")
+        asked, salt = mark_request(body), salt_of(request, body.cache_salt)
+        mark = await worker.call(engine.mark, session_id, asked, salt=salt)
         return Json(mark_body(mark))
 
     @router.delete("/v1/sessions/{session_id}/marks/{mark_id}")
-    async def delete_mark(session_id: str, mark_id: str, cache_salt: QuerySalt = "") -> Response:
+    async def delete_mark(
+        session_id: str, mark_id: str, request: Request, cache_salt: QuerySalt = ""
+    ) -> Response:
         """Take a mark back; nothing happens to its span."""
-        await worker.call(engine.unmark, session_id, mark_id, salt=cache_salt)
+        await worker.call(engine.unmark, session_id, mark_id, salt=salt_of(request, cache_salt))
         return Json({"object": "session.mark.deleted", "id": mark_id, "deleted": True})
