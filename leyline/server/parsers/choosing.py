@@ -46,7 +46,7 @@ _WITNESSES = (
 )
 
 
-class Reading:
+class ReplyParser:
     """Reads one reply, and keeps account of it.
 
     Args:
@@ -102,8 +102,8 @@ class Chosen:
         calls = self.tool.markers if use.tools and use.choice != "none" else ()
         return (*self.reasoning.markers, *calls)
 
-    def reading(self, use: ToolUse, prompt_tail: str, new_id: NewId | None = None) -> Reading:
-        """A fresh reading of a reply.
+    def parser(self, use: ToolUse, prompt_tail: str, new_id: NewId | None = None) -> ReplyParser:
+        """A fresh parser of a reply.
 
         Args:
             use: The tools.
@@ -112,7 +112,7 @@ class Chosen:
             new_id: Makes up the ids of calls, where the model does not.
         """
         calls = self.tool.parser(use, new_id)
-        return Reading(calls, self.reasoning.parser(calls, prompt_tail))
+        return ReplyParser(calls, self.reasoning.parser(calls, prompt_tail))
 
 
 def choose(

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from leyline.server.parsers.choosing import Chosen, Reading
+from leyline.server.parsers.choosing import Chosen, ReplyParser
 from leyline.server.parsers.formats import TOOL_FORMATS
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Piece
 from leyline.server.parsers.thinking import GLM45, NO_REASONING
@@ -54,12 +54,12 @@ class Read:
         return tuple(told)
 
 
-def reading(case: Case) -> Reading:
+def reading(case: Case) -> ReplyParser:
     """A fresh reading for a case's reply."""
     reasoning = NO_REASONING if case.reasoning is None else GLM45
     numbers = itertools.count()
     chosen = Chosen(TOOL_FORMATS[case.form], reasoning)
-    return chosen.reading(case.use, case.tail, lambda: f"call_{next(numbers)}")
+    return chosen.parser(case.use, case.tail, lambda: f"call_{next(numbers)}")
 
 
 def read(case: Case, pieces: Iterable[str], *, ends: bool = True) -> Read:
