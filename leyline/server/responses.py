@@ -40,27 +40,22 @@ from leyline.server.wire import EventStream, Json, while_connected
 logger = logging.getLogger(__name__)
 
 
-def routes(serving: Serving, kept: KeptResponses | None = None) -> APIRouter:
-    """The routes of the Responses API.
-
-    Args:
-        serving: The server.
-        kept: Where responses are kept.
-    """
+def routes(serving: Serving) -> APIRouter:
+    """The routes of the Responses API."""
     router = APIRouter(route_class=StrictRoute)
-    shelf = KeptResponses() if kept is None else kept
+    kept = KeptResponses()
 
     @router.post("/v1/responses")
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of events."""
         serving.check_model(body.model)
         owner = _owner(request, body.cache_salt)
-        past = _past(shelf, owner, body)
+        past = _past(kept, owner, body)
         named = session_name(body.session_id, body.prompt_cache_key, request.headers)
         asked = asked_of(body, past, owner.salt, named)
         answer = await answers.ask(serving, request, asked)
         turn = _Turn(serving, body, past, asked.session.session_id, answer)
-        keep = partial(_keep, shelf, owner, turn) if body.is_stored else _pass
+        keep = partial(_keep, kept, owner, turn) if body.is_stored else _pass
         if body.stream:
             return EventStream(_lines(turn, keep), answer, serving.keep_alive_s)
         with answer:
@@ -71,7 +66,7 @@ def routes(serving: Serving, kept: KeptResponses | None = None) -> APIRouter:
         response_id: str, request: Request, cache_salt: QuerySalt = ""
     ) -> Response:
         """A kept response, as it was answered."""
-        body = shelf.body(_owner(request, cache_salt), response_id)
+        body = kept.body(_owner(request, cache_salt), response_id)
         return Response(body, media_type=Json.media_type)
 
     @router.delete("/v1/responses/{response_id}")
@@ -79,7 +74,7 @@ def routes(serving: Serving, kept: KeptResponses | None = None) -> APIRouter:
         response_id: str, request: Request, cache_salt: QuerySalt = ""
     ) -> Response:
         """Let go of a kept response; its session stays."""
-        shelf.forget(_owner(request, cache_salt), response_id)
+        kept.forget(_owner(request, cache_salt), response_id)
         return Json({"id": response_id, "object": "response.deleted", "deleted": True})
 
     return router
@@ -163,19 +158,19 @@ def _failed(turn: _Turn, error: LeylineError) -> bytes:
     return named_event(event["type"], event)
 
 
-def _keep(shelf: KeptResponses, owner: Owner, turn: _Turn, response: Body) -> None:
+def _keep(kept: KeptResponses, owner: Owner, turn: _Turn, response: Body) -> None:
     session_id = turn.session_id or turn.response_id
-    shelf.keep(owner, response, turn.conversation(response["output"]), session_id)
+    kept.keep(owner, response, turn.conversation(response["output"]), session_id)
 
 
 def _pass(_: Body) -> None:
     """Keep nothing."""
 
 
-def _past(shelf: KeptResponses, owner: Owner, body: ResponsesRequest) -> Past:
+def _past(kept: KeptResponses, owner: Owner, body: ResponsesRequest) -> Past:
     """What a body goes on from, if from anything."""
     previous = body.previous_response_id
-    return Past() if previous is None else shelf.past(owner, previous)
+    return Past() if previous is None else kept.past(owner, previous)
 
 
 def _owner(request: Request, cache_salt: str | None) -> Owner:

@@ -22,7 +22,7 @@ from leyline.server.responses_items import Body
 from leyline.server.wire import encode
 
 MAX_KEPT = 4096
-MAX_KEPT_BYTES = 256 * 1024 * 1024
+MAX_KEPT_BYTES = 128 * 1024 * 1024
 KEPT_SECONDS = 24 * 3600.0
 
 

@@ -12,7 +12,6 @@ import pytest
 from leyline.errors import CapacityError
 from leyline.server import responses
 from leyline.server.responses_kept import KeptResponses
-from leyline.server.serving import Serving
 from leyline.server.settings import ServerConfig
 
 from .client import Answer, Client
@@ -23,17 +22,6 @@ pytestmark = pytest.mark.anyio
 Connect = Callable[..., Client]
 CODEX = Path(__file__).parent / "codex_request.json"
 PATH = "/v1/responses"
-
-
-@pytest.fixture
-def respond(connect: Connect) -> Callable[..., Client]:
-    def start(engine: FakeEngine | None = None, kept: KeptResponses | None = None) -> Client:
-        client = connect(engine)
-        serving = Serving(client.worker, ServerConfig())
-        client.app.include_router(responses.routes(serving, kept))
-        return client
-
-    return start
 
 
 async def create(client: Client, input: Any = "hi", **fields: Any) -> Answer:
@@ -69,8 +57,8 @@ def said(answer: Answer) -> str:
     return text_of(answer.json)
 
 
-async def test_a_whole_response(respond: Callable[..., Client]) -> None:
-    client = respond()
+async def test_a_whole_response(connect: Connect) -> None:
+    client = connect()
     answer = (await create(client, "hi", instructions="Be brief.")).json
     assert answer["object"] == "response" and answer["status"] == "completed"
     assert text_of(answer) == "you said: system: Be brief.\nuser: hi\n"
@@ -80,8 +68,8 @@ async def test_a_whole_response(respond: Callable[..., Client]) -> None:
     assert answer["id"].startswith("resp_") and answer["model"] == "fake-model"
 
 
-async def test_usage_is_that_of_the_same_chat(respond: Callable[..., Client]) -> None:
-    client = respond()
+async def test_usage_is_that_of_the_same_chat(connect: Connect) -> None:
+    client = connect()
     chat = (await client.chat("hi")).json["usage"]
     usage = (await create(client, "hi")).json["usage"]
     assert usage["input_tokens"] == chat["prompt_tokens"] > 0
@@ -90,9 +78,9 @@ async def test_usage_is_that_of_the_same_chat(respond: Callable[..., Client]) ->
 
 
 async def test_a_stream_has_named_events_and_ends_with_the_whole(
-    respond: Callable[..., Client],
+    connect: Connect,
 ) -> None:
-    client = respond(FakeEngine(reply=lambda _: "abcdefg"))
+    client = connect(FakeEngine(reply=lambda _: "abcdefg"))
     events = events_of(await create(client, stream=True))
     assert [event["type"].removeprefix("response.") for event in events] == [
         "created",
@@ -128,10 +116,10 @@ async def test_a_stream_has_named_events_and_ends_with_the_whole(
     ],
 )
 async def test_streamed_and_whole_responses_agree(
-    respond: Callable[..., Client], chunk: int, fields: dict[str, Any]
+    connect: Connect, chunk: int, fields: dict[str, Any]
 ) -> None:
-    whole = (await create(respond(FakeEngine(chunk=chunk)), "hé 👋\u2028 x", **fields)).json
-    client = respond(FakeEngine(chunk=chunk))
+    whole = (await create(connect(FakeEngine(chunk=chunk)), "hé 👋\u2028 x", **fields)).json
+    client = connect(FakeEngine(chunk=chunk))
     events = events_of(await create(client, "hé 👋\u2028 x", stream=True, **fields))
     assert anonymous(events[-1]["response"]) == anonymous(whole)
     deltas = "".join(event["delta"] for event in events if "delta" in event)
@@ -144,15 +132,15 @@ def anonymous(response: Any) -> Any:
     return json.loads(json.dumps({**response, "created_at": 0}).replace(tail, "id"))
 
 
-async def test_a_cut_response_says_so(respond: Callable[..., Client]) -> None:
-    answer = (await create(respond(), max_output_tokens=1)).json
+async def test_a_cut_response_says_so(connect: Connect) -> None:
+    answer = (await create(connect(), max_output_tokens=1)).json
     assert answer["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["output"][0]["status"] == "incomplete"
 
 
-async def test_a_body_from_codex_is_answered(respond: Callable[..., Client]) -> None:
-    client = respond(FakeEngine(reply=lambda _: "done"))
+async def test_a_body_from_codex_is_answered(connect: Connect) -> None:
+    client = connect(FakeEngine(reply=lambda _: "done"))
     body = json.loads(CODEX.read_text(encoding="utf-8"))
     headers = {"session-id": body["prompt_cache_key"], "thread-id": body["prompt_cache_key"]}
     answer = await client.post(PATH, body, headers=headers)
@@ -168,8 +156,8 @@ async def test_a_body_from_codex_is_answered(respond: Callable[..., Client]) -> 
 # -- going on -------------------------------------------------------------------------------------
 
 
-async def test_a_response_is_gone_on_from_by_its_id(respond: Callable[..., Client]) -> None:
-    client = respond(FakeEngine(reply=lambda prompt: f"<{len(prompt)}>"))
+async def test_a_response_is_gone_on_from_by_its_id(connect: Connect) -> None:
+    client = connect(FakeEngine(reply=lambda prompt: f"<{len(prompt)}>"))
     first = (await create(client, "one", instructions="old")).json
     fields = {"previous_response_id": first["id"], "instructions": "new"}
     second = (await create(client, "two", **fields)).json
@@ -191,9 +179,9 @@ async def test_a_response_is_gone_on_from_by_its_id(respond: Callable[..., Clien
 
 
 async def test_a_conversation_gets_its_session_when_it_goes_on(
-    respond: Callable[..., Client],
+    connect: Connect,
 ) -> None:
-    client = respond()
+    client = connect()
     first = (await create(client)).json
     second = (await create(client, previous_response_id=first["id"])).json
     third = (await create(client, previous_response_id=second["id"])).json
@@ -203,16 +191,16 @@ async def test_a_conversation_gets_its_session_when_it_goes_on(
 
 
 async def test_a_conversation_keeps_the_session_that_its_client_named(
-    respond: Callable[..., Client],
+    connect: Connect,
 ) -> None:
-    client = respond()
+    client = connect()
     first = (await create(client, session_id="mine")).json
     await create(client, previous_response_id=first["id"], prompt_cache_key="other")
     assert [session for session, _ in client.engine.turns] == ["mine", "mine"]
 
 
-async def test_a_conversation_can_do_without_its_session(respond: Callable[..., Client]) -> None:
-    client = respond()
+async def test_a_conversation_can_do_without_its_session(connect: Connect) -> None:
+    client = connect()
     first = (await create(client)).json
     client.engine.sessions[first["id"]] = FakeSession("", busy=True)
     second = await create(client, previous_response_id=first["id"])
@@ -222,18 +210,16 @@ async def test_a_conversation_can_do_without_its_session(respond: Callable[..., 
     assert refused.status == 409
 
 
-async def test_a_cut_response_can_be_gone_on_from(respond: Callable[..., Client]) -> None:
-    client = respond()
+async def test_a_cut_response_can_be_gone_on_from(connect: Connect) -> None:
+    client = connect()
     first = (await create(client, max_output_tokens=4)).json
     assert (await create(client, previous_response_id=first["id"])).status == 200
     assert client.engine.seen[1][1][1] == {"role": "assistant", "content": "you "}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_not_stored_is_not_found(
-    respond: Callable[..., Client], stream: bool
-) -> None:
-    client = respond()
+async def test_what_is_not_stored_is_not_found(connect: Connect, stream: bool) -> None:
+    client = connect()
     answer = await create(client, store=False, stream=stream)
     made = events_of(answer)[-1]["response"] if stream else answer.json
     assert made["store"] is False
@@ -244,8 +230,8 @@ async def test_what_is_not_stored_is_not_found(
     assert len(client.engine.seen) == 1, "nothing runs for a refused request"
 
 
-async def test_a_response_under_another_salt_is_unknown(respond: Callable[..., Client]) -> None:
-    client = respond()
+async def test_a_response_under_another_salt_is_unknown(connect: Connect) -> None:
+    client = connect()
     made = (await create(client, cache_salt="ada")).json
     for fields in ({}, {"cache_salt": "bob"}):
         refused = await create(client, previous_response_id=made["id"], **fields)
@@ -256,10 +242,24 @@ async def test_a_response_under_another_salt_is_unknown(respond: Callable[..., C
     assert (await client.get(f"{PATH}/{made['id']}?cache_salt=ada")).json == made
 
 
+async def test_a_response_of_another_tenant_is_unknown(connect: Connect) -> None:
+    client = connect(config=ServerConfig(api_key=("ada's", "bob's")))
+    ada, bob = ({"authorization": f"Bearer {name}'s"} for name in ("ada", "bob"))
+    made = (await client.post(PATH, {"input": "hi"}, headers=ada)).json
+    body = {"input": "and?", "previous_response_id": made["id"]}
+    assert (await client.post(PATH, body, headers=bob)).status == 404
+    assert (await client.get(f"{PATH}/{made['id']}", headers=bob)).status == 404
+    assert (await client.open("DELETE", f"{PATH}/{made['id']}", headers=bob).finish()).status == 404
+    assert (await client.get(f"{PATH}/{made['id']}", headers=ada)).json == made
+    assert (await client.post(PATH, body, headers=ada)).status == 200
+    salts = {salt for _, _, (_, salt) in client.engine.seen}
+    assert len(client.engine.seen) == 2 and len(salts) == 1 and "" not in salts
+
+
 async def test_a_kept_response_can_be_looked_at_and_forgotten(
-    respond: Callable[..., Client],
+    connect: Connect,
 ) -> None:
-    client = respond()
+    client = connect()
     made = (await create(client)).json
     assert (await client.get(f"{PATH}/{made['id']}")).json == made
     gone = await client.delete(f"{PATH}/{made['id']}")
@@ -271,9 +271,12 @@ async def test_a_kept_response_can_be_looked_at_and_forgotten(
         assert (answer.status, answer.error["code"]) == (404, "response_not_found")
 
 
-async def test_memory_for_kept_responses_is_bounded(respond: Callable[..., Client]) -> None:
+async def test_memory_for_kept_responses_is_bounded(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = KeptResponses(max_kept=3, max_bytes=20_000)
-    client = respond(kept=kept)
+    monkeypatch.setattr(responses, "KeptResponses", lambda: kept)
+    client = connect()
     for number in range(8):
         assert (await create(client, f"{number}" * 500)).status == 200
     assert len(kept) == 3 and kept.num_bytes <= 20_000
@@ -308,21 +311,21 @@ async def test_memory_for_kept_responses_is_bounded(respond: Callable[..., Clien
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_cannot_be_done_is_refused_before_it_starts(
-    respond: Callable[..., Client],
+    connect: Connect,
     fields: dict[str, Any],
     status: int,
     param: str | None,
     stream: bool,
 ) -> None:
-    client = respond()
+    client = connect()
     answer = await client.post(PATH, {"input": "hi", "stream": stream, **fields})
     assert (answer.status, answer.error["param"]) == (status, param), answer.json
     assert await client.open_requests() == 0
 
 
-async def test_a_response_that_breaks_off_says_why(respond: Callable[..., Client]) -> None:
+async def test_a_response_that_breaks_off_says_why(connect: Connect) -> None:
     engine = FakeEngine(gated=True)
-    client = respond(engine)
+    client = connect(engine)
     exchange = client.open("POST", PATH, {"input": "hi", "stream": True})
     engine.allow()
     await exchange.first_bytes()
@@ -336,18 +339,19 @@ async def test_a_response_that_breaks_off_says_why(respond: Callable[..., Client
     assert refused.error["code"] == "previous_response_not_found"
 
 
-async def test_a_whole_response_that_fails_is_an_error(respond: Callable[..., Client]) -> None:
-    client = respond(FakeEngine(failures={1: CapacityError("No room.")}))
+async def test_a_whole_response_that_fails_is_an_error(connect: Connect) -> None:
+    client = connect(FakeEngine(failures={1: CapacityError("No room.")}))
     answer = await create(client)
     assert (answer.status, answer.error["code"]) == (503, "capacity_exceeded")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_hanging_up_ends_the_request_and_keeps_nothing(
-    respond: Callable[..., Client], stream: bool
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     kept = KeptResponses()
-    client = respond(FakeEngine(gated=True), kept)
+    monkeypatch.setattr(responses, "KeptResponses", lambda: kept)
+    client = connect(FakeEngine(gated=True))
     exchange = client.open("POST", PATH, {"input": "hi", "stream": stream})
     if stream:
         await exchange.first_bytes()
@@ -357,8 +361,6 @@ async def test_hanging_up_ends_the_request_and_keeps_nothing(
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 @pytest.mark.parametrize("name", ["resp_0", "..", "%00", "a" * 5000])
-async def test_odd_ids_are_not_found(
-    respond: Callable[..., Client], method: str, name: str
-) -> None:
-    answer = await respond().open(method, f"{PATH}/{name}").finish()
+async def test_odd_ids_are_not_found(connect: Connect, method: str, name: str) -> None:
+    answer = await connect().open(method, f"{PATH}/{name}").finish()
     assert answer.status == 404 and name not in answer.error["message"]
