@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from leyline.batch import Batch, Broken, Edited, Event, StepOutput
+from leyline.batch import Batch, Broken, Edited, Event
 from leyline.cache.ledger import Ledger
 from leyline.cache.prefix import PrefixCache
 from leyline.context import Context
@@ -50,13 +51,8 @@ class Bench:
 
     def turn(self, context: Context, max_tokens: int = 4, **options: Any) -> Sequence:
         """Queue a sequence that samples."""
-        return self.add(
-            context,
-            sampling=SamplingParams(),
-            max_tokens=max_tokens,
-            stop_ids=frozenset({3}),
-            **options,
-        )
+        options = {"sampling": SamplingParams(), "stop_ids": frozenset({3}), **options}
+        return self.add(context, max_tokens=max_tokens, **options)
 
     def edit(self, context: Context, *directives: Directive, **options: Any) -> Sequence:
         """Queue the edit of an idle session; options of the sequence and of the request."""
@@ -96,7 +92,8 @@ class Bench:
     def land(self, batch: Batch, token: int = 0) -> list[Event]:
         roots = {s.sequence_id: s.view.context.root for s in self.scheduler.running.values()}
         output = self.machine.run(batch, roots)
-        return self.scheduler.commit(batch, StepOutput(dict.fromkeys(output.tokens, token)))
+        output = replace(output, tokens=dict.fromkeys(output.tokens, token))
+        return self.scheduler.commit(batch, output)
 
     def drain(self, token: int = 0) -> list[Event]:
         """All events until nothing is left to do, with the books checked after every step."""

@@ -64,7 +64,7 @@ class RecordingExecutor(Executor):
         output = super()._sample(extends, hidden)
         ends = np.cumsum([len(op.tokens) for op in extends])
         for op, end in zip(extends, ends.tolist(), strict=True):
-            if op.sample:
+            if op.sequence_id in output.tokens:
                 logits = self.model.logits(hidden[end - 1 : end])[0]
                 token = output.tokens[op.sequence_id]
                 self.samples.append(Sample(op.sequence_id, op.end, logits, token))
