@@ -9,6 +9,7 @@ from leyline.context import Context, salted
 from leyline.directive import Source
 from leyline.door import Door, named_mode
 from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestError
+from leyline.sampling import SamplingParams
 from leyline.tokenizer import Tokenizer
 from tests.tiny_models import byte_tokenizer
 
@@ -32,6 +33,51 @@ def test_a_prompt_of_another_kind_or_with_strange_ids_is_refused(prompt: Any) ->
 @pytest.mark.parametrize(("length", "room"), [(1, 49), (49, 1)])
 def test_room_is_what_the_window_leaves(length: int, room: int) -> None:
     assert DOOR.room(Context.of(range(length))) == room
+
+
+def test_a_prompt_that_is_only_scored_may_fill_the_window() -> None:
+    assert DOOR.room(Context.of(range(50)), least=0) == 0
+    with pytest.raises(ContextLengthError):
+        DOOR.room(Context.of(range(51)), least=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop_token_ids": (0, 265), "logit_bias": ((0, 1.0), (265, -1.0))},
+        {"min_tokens": 5, "max_tokens": 5},
+        {"min_tokens": 5},
+        {"ignore_eos": True, "prompt_logprobs": 1},
+    ],
+)
+def test_parameters_that_the_model_can_follow_are_let_in(options: dict[str, Any]) -> None:
+    params = SamplingParams(**options)
+    assert DOOR.sampling(params) is params
+
+
+@pytest.mark.parametrize(
+    ("param", "options", "in_session"),
+    [
+        ("stop_token_ids", {"stop_token_ids": (5, 266)}, False),
+        ("logit_bias", {"logit_bias": ((5, 1.0), (266, 0.0))}, True),
+        ("min_tokens", {"min_tokens": 6, "max_tokens": 5}, False),
+        ("min_tokens", {"min_tokens": 1, "max_tokens": 0, "prompt_logprobs": 0}, False),
+        ("ignore_eos", {"ignore_eos": True, "constraint": object()}, False),
+        ("prompt_logprobs", {"prompt_logprobs": 0}, True),
+    ],
+)
+def test_parameters_that_it_cannot_are_refused(
+    param: str, options: dict[str, Any], in_session: bool
+) -> None:
+    with pytest.raises(InvalidRequestError, match=param) as caught:
+        DOOR.sampling(SamplingParams(**options), in_session=in_session)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("params", [None, {"temperature": 0}, "hot", SamplingParams])
+def test_parameters_of_another_type_are_refused(params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="SamplingParams"):
+        DOOR.sampling(params)
 
 
 def test_an_empty_prompt_and_one_without_room_are_refused() -> None:

@@ -25,6 +25,7 @@ LAWS = {
     "degrade",
     "atomic",
     "terminal",
+    "score",
     "background",
     "kept",
     "usage",

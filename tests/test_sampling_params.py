@@ -7,7 +7,16 @@ import pytest
 
 from leyline import SamplingParams
 from leyline.errors import InvalidRequestError
-from leyline.sampling import MAX_STOP_STRINGS, MAX_TEMPERATURE
+from leyline.sampling import (
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +51,42 @@ from leyline.sampling import MAX_STOP_STRINGS, MAX_TEMPERATURE
         ("stop", ("",)),
         ("stop", (1,)),
         ("stop", ("a",) * (MAX_STOP_STRINGS + 1)),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("min_tokens", -1),
+        ("min_tokens", 2**31),
+        ("min_tokens", None),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", "1"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", MIN_REPETITION_PENALTY / 2),
+        ("repetition_penalty", MAX_REPETITION_PENALTY + 1),
+        ("repetition_penalty", -1.0),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("logprobs", MAX_LOGPROBS + 1),
+        ("prompt_logprobs", MAX_LOGPROBS + 1),
+        ("prompt_logprobs", 0.5),
+        ("stop_token_ids", [1]),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", (2**31,)),
+        ("stop_token_ids", (True,)),
+        ("stop_token_ids", ("1",)),
+        ("stop_token_ids", (1,) * (MAX_STOP_TOKENS + 1)),
+        ("logit_bias", {1: 1.0}),
+        ("logit_bias", (1,)),
+        ("logit_bias", ((1, 1.0, 1.0),)),
+        ("logit_bias", ((1, 1.0), 2)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1.0, 1.0),)),
+        ("logit_bias", (("1", 1.0),)),
+        ("logit_bias", ((1, MAX_BIAS + 1),)),
+        ("logit_bias", ((1, math.nan),)),
+        ("logit_bias", ((1, "1"),)),
+        ("logit_bias", ((1, 1.0),) * (MAX_BIASES + 1)),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
@@ -60,6 +105,12 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
         {"temperature": MAX_TEMPERATURE, "top_k": 2**31 - 1},
         {"seed": 2**63 - 1, "max_tokens": 2**31 - 1},
         {"seed": -(2**63), "stop": ("a",) * MAX_STOP_STRINGS},
+        {"min_p": 0, "min_tokens": 0, "presence_penalty": -2, "frequency_penalty": 2.0},
+        {"min_p": 1.0, "min_tokens": 2**31 - 1, "repetition_penalty": MIN_REPETITION_PENALTY},
+        {"repetition_penalty": MAX_REPETITION_PENALTY, "logprobs": 0, "prompt_logprobs": 0},
+        {"logprobs": MAX_LOGPROBS, "prompt_logprobs": MAX_LOGPROBS, "max_tokens": 0},
+        {"stop_token_ids": (0, 2**31 - 1) * (MAX_STOP_TOKENS // 2)},
+        {"logit_bias": ((0, -MAX_BIAS), (2**31 - 1, MAX_BIAS)) * (MAX_BIASES // 2)},
     ],
 )
 def test_the_ends_of_the_ranges_are_allowed(options: dict[str, Any]) -> None:

@@ -52,6 +52,8 @@ def test_traces_go_where_it_hurts(monkeypatch: pytest.MonkeyPatch) -> None:
         seen += trace.tally
     expected = {
         "stop": 30,
+        "scored": 100,
+        "refused by its form": 10,
         "length": 300,
         "edited": 100,
         "cancelled": 50,

@@ -384,7 +384,7 @@ def test_a_turn_counts_what_its_own_edit_found() -> None:
 
 def test_a_turn_that_only_cuts_computes_its_last_row_itself() -> None:
     prefix, work = held()
-    work.sampling = SamplingParams()
+    work.sampling, work.max_tokens = SamplingParams(), 1
     carry_out(prefix, work, Directive(1, 2), own=True)
     assert (work.prompt_len, work.cached, work.spliced, work.computed) == (5, 4, 3, 4)
 

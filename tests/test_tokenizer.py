@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as BpeTokenizer
 from leyline.errors import InvalidRequestError, ModelError
 from leyline.tokenizer import BYTE_OF, Tokenizer, check_text
 from tests.embedded_fixtures import embedded_model
+from tests.tiny_models import byte_tokenizer
 
 BAR_TOKEN = "<\uff5cé\uff5c>"  # DeepSeek writes its special tokens with full-width bars
 EMBEDDED = Tokenizer.load(embedded_model())
@@ -655,3 +656,28 @@ def test_no_code_beside_ranks_runs(tmp_path):
     )
     (folder / "tokenization_moonshot.py").write_text("raise SystemExit(9)", encoding="utf-8")
     assert Tokenizer.load(folder).encode("a") == [97]
+
+
+# -- special tokens that are shown ----------------------------------------------------------------
+
+
+@given(
+    ids=st.lists(st.integers(0, 265), max_size=20),
+    shown=st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "the", "no token"]), max_size=3),
+    skip=st.booleans(),
+)
+def test_some_special_tokens_may_be_shown_and_a_stream_shows_the_same(ids, shown, skip):
+    tokenizer = Tokenizer(byte_tokenizer())
+    names = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
+    left = [one for one in ids if not (skip and one in names and names[one] not in shown)]
+    expected = tokenizer.decode(left, skip_special=False)
+    assert tokenizer.decode(ids, skip_special=skip, shown=shown) == expected
+    stream = tokenizer.stream(skip_special=skip, shown=shown)
+    assert "".join([*map(stream.push, ids), stream.flush()]) == expected
+
+
+def test_a_stream_knows_whether_it_ends_inside_a_character():
+    tokenizer = Tokenizer(byte_tokenizer())
+    stream = tokenizer.stream()
+    pending = [(stream.push(one), stream.pending) for one in (*tokenizer.encode("€a"), 2)]
+    assert pending == [("", True), ("", True), ("€", False), ("a", False), ("", False)]

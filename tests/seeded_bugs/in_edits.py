@@ -11,11 +11,12 @@ import numpy as np
 import leyline.directive
 import leyline.reach
 import leyline.receipts
+import leyline.roster
 import leyline.scheduler
 import leyline.session
 import leyline.sessions
 import leyline.splice
-from leyline.batch import Batch, Ended, Event, Move, Slots, StepOutput
+from leyline.batch import Batch, Ended, Event, Extend, Move, Slots, StepOutput
 from leyline.cache import radix
 from leyline.cache.ledger import NO_SLOTS, Ledger
 from leyline.cache.prefix import PrefixCache
@@ -385,6 +386,34 @@ def an_end_is_told_twice(patch: Patch) -> None:
         return events + [event for event in events if isinstance(event, Ended)]
 
     patch.setattr(Scheduler, "commit", repeated)
+
+
+@mutant("score")
+def a_scored_prompt_reads_the_cache(patch: Patch) -> None:
+    fetch: Any = leyline.roster.fetch_rows
+
+    def fetched(sequence: Sequence, prefix: PrefixCache) -> bool:
+        params = sequence.sampling
+        sequence.sampling = params and replace(params, prompt_logprobs=None)
+        try:
+            return fetch(sequence, prefix)
+        finally:
+            sequence.sampling = params
+
+    patch.setattr(leyline.roster, "fetch_rows", fetched)
+
+
+@mutant("score")
+def scores_of_a_chunk_stand_behind_all_others(patch: Patch) -> None:
+    def appended(self: Scheduler, sequence: Sequence, op: Extend, output: StepOutput) -> None:
+        sequence.scores += output.scores[op.sequence_id]
+
+    patch.setattr(Scheduler, "_score", appended)
+
+
+@mutant("score")
+def scores_are_told_of_the_token_itself(patch: Patch) -> None:
+    patch.setattr(Sequence, "targets", lambda self, start, end: self.view.tokens(start, end))
 
 
 @mutant("terminal", "gap")

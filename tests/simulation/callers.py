@@ -18,7 +18,7 @@ from tests.simulation import promises
 from tests.simulation.cast import Promise, Talk, Twin, coming
 from tests.simulation.desk import Desk
 from tests.simulation.edit_laws import atomic
-from tests.simulation.laws import labelled
+from tests.simulation.laws import labelled, scores
 from tests.simulation.symbols import (
     STOP,
     VOCABULARY,
@@ -153,7 +153,15 @@ class Callers(Desk):
                 computed=talk.session.known(context) if talk else 0,
             )
             twin = Twin(work, labelled(self, context), tags)
+            if talk is None and work.sequence_id % 2 == 0:
+                self.have_scored(work)
             self.add(self.serving(twin, talk, turn, keep=keep) if talk else twin)
+
+    def have_scored(self, work: Work) -> None:
+        """Some clients want to know how likely their prompt was, or nothing else at all."""
+        work.sampling = SamplingParams(prompt_logprobs=0)
+        work.max_tokens *= work.sequence_id % 6 != 0
+        self.tally["scored"] += 1
 
     def rewrite(self) -> None:
         """The next turn of a session whose client has edited its history."""
@@ -217,7 +225,7 @@ class Callers(Desk):
 
     def edit_busy(self) -> None:
         """A set of directives for a sequence that waits or runs."""
-        busy = [twin for twin in self.live.values() if twin.heals is None]
+        busy = [twin for twin in self.live.values() if twin.heals is None and not scores(twin.work)]
         if busy:
             twin = self.random.choice(busy)
             for request in self.requests(twin, 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from leyline.cache.ledger import NO_SLOTS
 from leyline.cache.prefix import PrefixCache
 from leyline.cache.radix import Node
 from leyline.context import Context
+from leyline.sequence import Sequence
 from tests.simulation.cast import Twin
 from tests.simulation.promises import pinned_beyond, pinned_rows
 from tests.simulation.symbols import (
@@ -249,6 +251,22 @@ def terminal(twin: Twin, event: Ended) -> None:
         "edited": not work.samples and not twin.requests and work.view.missing <= work.owed,
     }
     require("terminal", true[event.reason], f"it did not end by {event.reason}")
+    scored(twin)
+
+
+def scores(work: Sequence) -> bool:
+    """Whether a sequence's prompt is to be scored."""
+    return work.sampling is not None and work.sampling.prompt_logprobs is not None
+
+
+def scored(twin: Twin) -> None:
+    """Every token behind a prompt's first has its score, computed behind the row in front of it."""
+    work = twin.work
+    prompt = twin.symbols[: work.prompt_len]
+    told = [(one.token_id, one.logprob) for one in work.scores]
+    true = [(token, -float(seen % 2**32)) for (_, seen), (token, _) in pairwise(prompt)]
+    require("score", told == (true if scores(work) else []), "a score is missing, or another's")
+    require("score", not (scores(work) and work.cached), "a scored prompt reads the cache")
 
 
 def drained(world: World) -> None:

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 
 from leyline.batch import Batch, Extend, Move, StepOutput
+from leyline.events import TokenLogprob
 from tests.simulation.symbols import VOCABULARY, Row, Violation, advance, root_state
 
 
@@ -54,7 +55,15 @@ class Machine:
         for extend in batch.extends:
             self.extend(extend, roots[extend.sequence_id])
         sampled = (op.sequence_id for op in batch.extends if op.sample)
-        return StepOutput({number: self.random.randrange(self.num_tokens) for number in sampled})
+        tokens = {number: self.random.randrange(self.num_tokens) for number in sampled}
+        scores = {op.sequence_id: self.scores(op) for op in batch.extends if op.targets}
+        return StepOutput(tokens, scores=scores)
+
+    def scores(self, op: Extend) -> tuple[TokenLogprob, ...]:
+        """A log-probability that says behind which row it was computed."""
+        rows = [self.read(slot) for slot in op.written_slots.tolist()]
+        pairs = zip(op.targets, rows, strict=False)  # the last row has no target
+        return tuple(TokenLogprob(target, -float(row.seen % 2**32)) for target, row in pairs)
 
     def move(self, op: Move) -> None:
         """Carry and turn."""

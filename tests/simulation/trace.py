@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from leyline.batch import Batch, Broken, Edited, Ended, Event, Sampled, StepOutput
 from leyline.directive import Mode
+from leyline.errors import LeylineError
 from leyline.job import Job
 from leyline.policy import PATIENCE
 from leyline.turn import tool_outputs
@@ -113,7 +116,7 @@ class Trace(Callers):
         moved = [self.live[move.sequence_id] for move in batch.moves]
         before = {twin.work.sequence_id: Before(self, twin) for twin in moved}
         roots = {op.sequence_id: self.live[op.sequence_id].root for op in batch.extends}
-        output = self.machine.run(batch, roots)
+        output = self.refuse(self.machine.run(batch, roots))
         rows = list(self.machine.rows)
         events = self.scheduler.commit(batch, output)
         hushed: set[int] = set()
@@ -124,6 +127,14 @@ class Trace(Callers):
                 hushed.add(event.sequence_id)
         if events and isinstance(events[-1], Edited):
             self.reach_of(events[-1])
+
+    def refuse(self, output: StepOutput) -> StepOutput:
+        """Now and then a token cannot be chosen for the form that its client asked for."""
+        if not (self.faulty and output.tokens and self.random.random() < 0.05):
+            return output
+        number = self.random.choice(sorted(output.tokens))
+        tokens = {other: token for other, token in output.tokens.items() if other != number}
+        return replace(output, tokens=tokens, refused={number: LeylineError("no form")})
 
     def follow(
         self,
@@ -137,7 +148,11 @@ class Trace(Callers):
         require("terminal", event.sequence_id in self.live, f"an event after the end: {event}")
         twin = self.live[event.sequence_id]
         if isinstance(event, Broken):
-            raise event.error
+            if event.error is not output.refused.get(event.sequence_id):
+                raise event.error
+            self.lossy = True
+            self.end(twin, "refused by its form")
+            return
         if isinstance(event, Edited):
             degrade(self, twin, event, before[event.sequence_id], rows)
             kept(self, twin, event, before[event.sequence_id])
