@@ -38,11 +38,11 @@ REASONING_FORMATS = {one.name: one for one in (GLM45, DEEPSEEK_R1, NO_REASONING)
 TOOL_PARSERS = tuple(TOOL_FORMATS)
 REASONING_PARSERS = tuple(REASONING_FORMATS)
 _WITNESSES = (
-    ("<arg_key>", GLM47),
-    ("<function=", QWEN3_CODER),
-    (DEEPSEEK_CALL[0], DEEPSEEK_V3),
-    (KIMI_CALL[0], KIMI_K2),
-    ("<tool_call>", HERMES),
+    (("<arg_key>",), GLM47),
+    (("<function=",), QWEN3_CODER),
+    (DEEPSEEK_CALL[:1], DEEPSEEK_V3),
+    (KIMI_CALL[:1], KIMI_K2),
+    (("<tool_call>", '"arguments'), HERMES),
 )
 
 
@@ -145,7 +145,10 @@ def _named(name: str | None, known: Mapping[str, T], flag: str) -> T | None:
 
 
 def _tool_of(source: str) -> ToolFormat:
-    return next((form for marker, form in _WITNESSES if marker in source), PROMPTED)
+    for markers, form in _WITNESSES:
+        if all(marker in source for marker in markers):
+            return form
+    return PROMPTED
 
 
 def _fitted(form: ToolFormat, source: str) -> ToolFormat:

@@ -78,8 +78,8 @@ class ToolFormat:
         self, messages: Sequence[Mapping[str, Any]], use: ToolUse
     ) -> list[Mapping[str, Any]]:
         """See `Format`."""
-        told = list(messages) if self.native else with_tools(messages, use, self.write)
-        return told if self.writes_calls else with_plain_calls(told, self.write)
+        plain = list(messages) if self.writes_calls else with_plain_calls(messages, self.write)
+        return plain if self.native else with_tools(plain, use, self.write)
 
 
 def new_call_id() -> str:

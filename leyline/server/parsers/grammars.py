@@ -30,6 +30,7 @@ _SPELLING = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
+_FREE_KEY = r"/[^<>\s]+/"
 _ABOUT_SCHEMAS = ("$schema", "$id", "x-guidance")
 
 
@@ -153,10 +154,9 @@ def glm47_grammar(use: ToolUse, special_ids: SpecialIds) -> str:
 
     def pair(name: str, key: str | None, schema: Any, function: Function) -> str:
         if key is None:
-            front = (
-                f"{grammar.text('<arg_key>')} {grammar.text_before(f'key_{name}', '</arg_key>')}"
-            )
-            front = f"{front} {grammar.text('<arg_value>')}"
+            some = grammar.rule(f"key_{name}", _FREE_KEY)
+            tags = grammar.text("</arg_key>", "<arg_value>")
+            front = f"{grammar.text('<arg_key>')} {some} {tags}"
         else:
             front = grammar.text("<arg_key>", key, "</arg_key>", "<arg_value>")
         return f"{front} {_value(grammar, name, schema, function, '</arg_value>')}"
@@ -175,8 +175,8 @@ def qwen3_coder_grammar(use: ToolUse, special_ids: SpecialIds) -> str:
 
     def pair(name: str, key: str | None, schema: Any, function: Function) -> str:
         if key is None:
-            key_rule = grammar.rule(f"key_{name}", "/[^<>]+/")
-            front = f"{grammar.text('<parameter=')} {key_rule} {grammar.text('>' + chr(10))}"
+            some = grammar.rule(f"key_{name}", _FREE_KEY)
+            front = f"{grammar.text('<parameter=')} {some} {grammar.text('>' + chr(10))}"
         else:
             front = grammar.text(f"<parameter={key}>\n")
         value = _value(grammar, name, schema, function, "\n</parameter>")
