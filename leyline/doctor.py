@@ -32,9 +32,10 @@ from leyline.model.presets import HUB_IDS, preset_data
 from leyline.model.safetensors_file import DTYPES, TensorFile
 from leyline.model.shards import required_files, weight_map
 from leyline.model.weights import RUN_DTYPES
+from leyline.server.parsers.choosing import choose
 from leyline.tokenizer import Tokenizer
 
-NONE_YET = "none yet"
+UNTOLD = "told once the files are here"
 FAMILIES = {
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "DeepSeek-V3",
@@ -119,7 +120,7 @@ def diagnose(config: EngineConfig, preset: str = "") -> Diagnosis:
         device={"name": _device_name(device), "type": device.type, "free_bytes": free_bytes},
         kernels=_kernels(shape, device, dtype),
         text=text,
-        parsers={"tool_calls": NONE_YET, "reasoning": NONE_YET},
+        parsers=text.pop("parsers", {"tool_calls": UNTOLD, "reasoning": UNTOLD}),
     )
     diagnosis.warnings.extend(_warnings(config, subject, shape, diagnosis))
     return diagnosis
@@ -271,10 +272,12 @@ def _text(subject: Subject) -> dict[str, Any]:
         tokenizer = Tokenizer.load(subject.folder)
     except LeylineError as error:
         return {"known": True, "files": files, "error": error.message}
+    chosen = choose(tokenizer.template.source if tokenizer.template else None)
     return {
         "known": True,
         "files": files,
         "error": None,
+        "parsers": {"tool_calls": chosen.tool.name, "reasoning": chosen.reasoning.name},
         "vocab_size": tokenizer.vocab_size,
         "bos_id": tokenizer.bos_id,
         "stop_ids": sorted(tokenizer.stop_ids),

@@ -114,8 +114,10 @@ def model_folder(config: EngineConfig) -> Path:
 
     Raises:
         ModelError: There is no such model, or it cannot be had.
+        ConfigError: It has no revisions, and one is asked for.
     """
     if not config.model:
+        hub.refuse_revision(config.revision, "the embedded model is the one served")
         return ensure_embedded(progress=config.progress)
     return hub.find_model(config.model, config.revision, config.download_dir, config.progress)
 

@@ -90,7 +90,7 @@ def test_the_real_sizes(name):
     assert found.weights["bytes"] == 2 * found.parameters["total"]
     assert found.device["name"].startswith("cpu")
     text = str(found)
-    for said in (HUB_IDS[name], f"{total:.3f} B", f"{bf16:,} bytes", f"{fp32:,} with", "none yet"):
+    for said in (HUB_IDS[name], f"{total:.3f} B", f"{bf16:,} bytes", f"{fp32:,} with", "told once"):
         assert said in text
 
 
@@ -406,3 +406,22 @@ def test_the_memory_of_a_cpu_is_what_system_and_cgroup_leave(limit, free, tmp_pa
     assert REAL_MEMORY(torch.device("cpu")) == free
     monkeypatch.setattr(parts, "MEMINFO", tmp_path / "none")
     assert REAL_MEMORY(torch.device("cpu")) >= 0
+
+
+@pytest.mark.parametrize(
+    ("template", "tool", "reasoning"),
+    [
+        ("{{ messages }}", "prompted", "none"),
+        ("{{ tools }}<tool_call><arg_key><arg_value><think></think>", "glm47", "glm45"),
+        ("{{ tools }}<tool_call><function=<parameter=", "qwen3_coder", "none"),
+    ],
+)
+def test_the_parsers_are_those_of_the_template(template, tool, reasoning, tiny_folder, tmp_path):
+    folder = copied(tiny_folder("v3"), tmp_path / "model", "chat_template.jinja")
+    (folder / "chat_template.jinja").write_text(template)
+    assert look(folder).parsers == {"tool_calls": tool, "reasoning": reasoning}
+
+
+def test_the_embedded_model_is_not_served_in_a_revision():
+    with pytest.raises(ConfigError, match="revision"):
+        parts.model_folder(EngineConfig(revision="main"))
