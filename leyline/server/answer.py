@@ -23,6 +23,7 @@ from leyline.server.serving import Serving
 from leyline.server.session_names import SessionName
 from leyline.server.wire import while_connected
 from leyline.server.worker import Submit, Subscription
+from leyline.trimming import from_wire
 
 MAX_CHOICES = 16
 _SEEDS = 2**64
@@ -57,6 +58,11 @@ class Answer:
         trace: TracebackType | None,
     ) -> None:
         self._subscription.__exit__(kind, error, trace)
+
+    @property
+    def num_choices(self) -> int:
+        """How many choices it has."""
+        return len(self._readings)
 
     @property
     def is_over(self) -> bool:
@@ -102,6 +108,7 @@ async def ask(serving: Serving, request: Request, asked: Ask) -> Answer:
         LeylineError: If anything is refused; nothing runs then.
     """
     _check(asked)
+    from_wire(asked.context_management)  # what is malformed is refused before anything runs
     prepared = await while_connected(request.receive, _prepared(serving, asked))
     session = asked.session if asked.num_choices == 1 else SessionName()
     submits = [

@@ -42,7 +42,7 @@ _UNFORESEEN = "Something went wrong inside the server; its log says what."
 
 # What the normalised form of a field adds to an error's location, and its client never wrote.
 _WHOLE_FIELDS = frozenset({"prompt", "stop"})
-_UNION_TAGS = frozenset({"text", "ids"})
+_UNION_TAGS = frozenset({"text", "ids", "function tool", "other tool"})
 
 
 def type_of(status: int) -> str:

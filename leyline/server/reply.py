@@ -1,7 +1,7 @@
-"""From engine events to an answer, whole or streamed: one path for chat and completions.
+"""From an `Answer` to what is sent, whole or streamed: one path for chat and completions.
 
 A stream follows conventions.md section 3: for every choice an opening chunk where the form has
-one, then its text, then exactly one chunk with a finish reason; then, if asked for, one chunk
+one, then what is said, then exactly one chunk with a finish reason; then, if asked for, one chunk
 with usage and no choices; then `[DONE]`. An error after the start is a line of its own before it.
 What concerns the answer as a whole, its `ending`, stands in the last chunk before `[DONE]`.
 """
@@ -10,32 +10,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Request, Response
 
 from leyline.errors import LeylineError
-from leyline.events import Completion, Delta, EngineEvent, Failure
+from leyline.events import Completion
+from leyline.server.answer import Answer, whole
+from leyline.server.ask import Over, Reply, Said
 from leyline.server.failures import error_body, unforeseen
 from leyline.server.serving import Serving, new_id
-from leyline.server.wire import DONE, EventStream, Json, event, while_connected
-from leyline.server.worker import Submit, Subscription
+from leyline.server.usage import Body, session_of, usage
+from leyline.server.wire import DONE, EventStream, Json, event
+
+__all__ = ["Body", "Form", "Manner", "respond", "session_of", "usage"]
 
 logger = logging.getLogger(__name__)
 
-Body = dict[str, Any]
-
 
 class Form(Protocol):
-    """How one endpoint spells its answers; `index` is the choice."""
+    """How one endpoint spells its answers; made for one answer, so that it may remember."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
-    def whole(self, index: int, completion: Completion) -> Body:
+    def whole(self, reply: Reply) -> Body:
         """The choice of an answer that is not streamed."""
         ...
 
@@ -43,13 +45,38 @@ class Form(Protocol):
         """The first chunk's choice, if the form has one."""
         ...
 
-    def text(self, index: int, text: str) -> Body:
-        """A chunk's choice that carries text."""
+    def said(self, said: Said) -> Iterable[Body]:
+        """The choices of the chunks that carry what was said, one each."""
         ...
 
-    def closing(self, index: int, completion: Completion) -> Body:
-        """The last chunk's choice, the one with the finish reason."""
+    def closing(self, over: Over) -> Iterable[Body]:
+        """Those of the last chunks, the very last of which has the finish reason."""
         ...
+
+    def beside(self, completion: Completion) -> Body:
+        """What a choice that is over adds to the answer, or to its last chunk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How an answer is wanted.
+
+    Attributes:
+        stream: In chunks.
+        include_usage: Whether a stream ends in a chunk with usage.
+        running_from: The prompt's tokens, if the chunks are to tell the usage so far.
+        num_choices: Choices a prompt.
+        request_id: What the client calls the answer.
+        ending: More entries for the answer, or for the last chunk of a stream.
+    """
+
+    stream: bool = False
+    include_usage: bool = False
+    running_from: int | None = None
+    num_choices: int = 1
+    request_id: str | None = None
+    ending: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,109 +100,38 @@ class Heading:
 
 
 async def respond(
-    serving: Serving,
-    request: Request,
-    submits: Sequence[Submit],
-    form: Form,
-    *,
-    stream: bool,
-    include_usage: bool,
-    ending: Mapping[str, Any] | None = None,
+    serving: Serving, request: Request, answer: Answer, form: Form, manner: Manner
 ) -> Response:
-    """Submit one request a choice and answer with what becomes of them.
-
-    Args:
-        serving: The server.
-        request: Whom to answer.
-        submits: What to submit.
-        form: How the endpoint spells it.
-        stream: Whether the answer comes in chunks.
-        include_usage: Whether a stream ends in a chunk with usage.
-        ending: More entries for the answer, or for the last chunk of a stream.
+    """Send an answer.
 
     Raises:
-        LeylineError: if a request is refused, or fails before a stream has begun.
+        LeylineError: If it fails before a stream has begun.
     """
-    heading = Heading(new_id(form.id_prefix), int(time.time()), serving.model_name)
-    ending = dict(ending or {})
-    subscription = await serving.worker.submit(submits)
-    if stream:
-        chunks = _chunks(subscription, heading, form, include_usage, ending)
-        return EventStream(_lines(chunks), subscription)
-    with subscription:
-        completions = await while_connected(request.receive, _collect(subscription))
-    return Json(_whole(heading, form, completions) | ending)
+    heading = Heading(
+        new_id(form.id_prefix, manner.request_id), int(time.time()), serving.model_name
+    )
+    if manner.stream:
+        lines = _lines(_Chunks(answer, heading, form, manner))
+        return EventStream(lines, answer, serving.keep_alive_s)
+    replies = await whole(request, answer)
+    completions = [reply.over.completion for reply in replies]
+    more = {name: value for one in completions for name, value in form.beside(one).items()}
+    choices = [form.whole(reply) for reply in replies]
+    counts = usage_of([reply.over for reply in replies], manner.num_choices)
+    return Json(heading.over(form.whole_object, choices, usage=counts, **more, **manner.ending))
 
 
-def usage(completions: Iterable[Completion]) -> Body:
-    """The usage of an answer: the one builder for all endpoints.
-
-    `prompt_tokens` is the length of the context; `cached_tokens` of them were not computed,
-    `spliced_tokens` of those were computed in an earlier context, and `recomputed_tokens` are the
-    rest. `first_difference` stands there only if the client edited its history, `degraded` only
-    if a spliced part was lost and computed anew, and `state` only for a session.
-    """
-    completions = list(completions)
-    parts = [completion.usage for completion in completions]
-    prompt = sum(part.prompt_tokens for part in parts)
-    completion = sum(part.completion_tokens for part in parts)
-    details = {
-        "cached_tokens": sum(part.cached_tokens for part in parts),
-        "spliced_tokens": sum(part.spliced_tokens for part in parts),
-        "recomputed_tokens": sum(part.recomputed_tokens for part in parts),
-    }
-    body: Body = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": details,
-    }
-    if any(part.degraded for part in parts):
-        body["degraded"] = True
-    for one in completions:  # a session's answer is the only one of its request
-        if one.usage.first_difference is not None:
-            details["first_difference"] = one.usage.first_difference
-        if one.session_id is not None:
-            body["state"] = one.usage.state
-    return body
+def usage_of(overs: Iterable[Over], num_choices: int = 1) -> Body:
+    """The usage of choices that are over, in whatever order."""
+    ordered = sorted(overs, key=lambda over: over.index)
+    return usage(
+        [over.completion for over in ordered],
+        reasoning_tokens=sum(over.reasoning_tokens for over in ordered),
+        num_choices=num_choices,
+    )
 
 
-def session_of(completions: Iterable[Completion]) -> Body:
-    """The `session` entry of an answer that belongs to one; empty for any other.
-
-    It has `receipts` if the client edited its history and rows were carried over.
-    """
-    for completion in completions:
-        if completion.session_id is not None:
-            session: Body = {"id": completion.session_id, "version": completion.version}
-            if completion.receipts:
-                session["receipts"] = [asdict(receipt) for receipt in completion.receipts]
-            return {"session": session}
-    return {}
-
-
-def _whole(heading: Heading, form: Form, completions: Sequence[Completion]) -> Body:
-    choices = [form.whole(index, completion) for index, completion in enumerate(completions)]
-    more = session_of(completions)
-    return heading.over(form.whole_object, choices, usage=usage(completions), **more)
-
-
-async def _collect(subscription: Subscription) -> list[Completion]:
-    """Wait for all requests; their completions in the order in which they were submitted."""
-    done: dict[int, Completion] = {}
-    async for happened in subscription:
-        _raise_failure(happened)
-        if isinstance(happened, Completion):
-            done[happened.request_id] = happened
-    return [done[request_id] for request_id in subscription.request_ids]
-
-
-def _raise_failure(happened: EngineEvent) -> None:
-    if isinstance(happened, Failure):
-        raise happened.error
-
-
-async def _lines(chunks: AsyncIterator[Body]) -> AsyncGenerator[bytes, None]:
+async def _lines(chunks: _Chunks) -> AsyncGenerator[bytes, None]:
     """The stream, line by line; whatever goes wrong in it becomes its last line but one."""
     try:
         async for chunk in chunks:
@@ -188,29 +144,55 @@ async def _lines(chunks: AsyncIterator[Body]) -> AsyncGenerator[bytes, None]:
     yield DONE
 
 
-async def _chunks(
-    subscription: Subscription, heading: Heading, form: Form, include_usage: bool, ending: Body
-) -> AsyncIterator[Body]:
-    index_of = {request_id: index for index, request_id in enumerate(subscription.request_ids)}
-    completions: list[Completion] = []
-    for index in index_of.values():
-        opening = form.opening(index)
-        if opening is not None:
-            yield heading.over(form.chunk_object, [opening])
-    async for happened in subscription:
-        _raise_failure(happened)
-        if isinstance(happened, Completion):
-            completions.append(happened)
-        last = ending if subscription.is_over and not include_usage else {}
-        for choice, more in _choice(form, index_of[happened.request_id], happened):
-            yield heading.over(form.chunk_object, [choice], **more, **last)
-    if include_usage:
-        yield heading.over(form.chunk_object, [], usage=usage(completions), **ending)
+class _Chunks:
+    """The chunks of a streamed answer, in their order."""
 
+    def __init__(self, answer: Answer, heading: Heading, form: Form, manner: Manner) -> None:
+        self._answer = answer
+        self._heading = heading
+        self._form = form
+        self._manner = manner
+        self._overs: list[Over] = []
+        self._num_tokens = 0
 
-def _choice(form: Form, index: int, happened: EngineEvent) -> Iterable[tuple[Body, Body]]:
-    """The choice that an event puts into the stream, if any, and what stands beside it."""
-    if isinstance(happened, Delta) and happened.text:
-        yield form.text(index, happened.text), {}
-    elif isinstance(happened, Completion):
-        yield form.closing(index, happened), session_of([happened])
+    async def __aiter__(self) -> AsyncIterator[Body]:
+        for index in range(self._answer.num_choices):
+            opening = self._form.opening(index)
+            if opening is not None:
+                yield self._chunk(opening, self._so_far())
+        async for one in self._answer:
+            for chunk in self._said(one) if isinstance(one, Said) else self._over(one):
+                yield chunk
+        if self._manner.include_usage:
+            counts = usage_of(self._overs, self._manner.num_choices)
+            more = {"usage": counts, **self._manner.ending}
+            yield self._heading.over(self._form.chunk_object, [], **more)
+
+    def _said(self, said: Said) -> Iterator[Body]:
+        self._num_tokens += len(said.token_ids)
+        for choice in self._form.said(said):
+            yield self._chunk(choice, self._so_far())
+
+    def _over(self, over: Over) -> Iterator[Body]:
+        self._overs.append(over)
+        *others, last = self._form.closing(over)
+        for choice in others:
+            yield self._chunk(choice, self._so_far())
+        is_last = self._answer.is_over and not self._manner.include_usage
+        ending = self._manner.ending if is_last else {}
+        yield self._chunk(last, {**self._form.beside(over.completion), **ending})
+
+    def _chunk(self, choice: Body, more: Mapping[str, Any]) -> Body:
+        return self._heading.over(self._form.chunk_object, [choice], **more)
+
+    def _so_far(self) -> Body:
+        """The running usage, if it is wanted; a chunk with a finish reason never has it."""
+        prompt = self._manner.running_from
+        if prompt is None:
+            return {}
+        counts = {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": prompt + self._num_tokens,
+        }
+        return {"usage": counts}

@@ -1,295 +1,250 @@
-"""The requests as JSON: every field typed, every number and every list bounded at the door.
-
-Three kinds of fields. *Supported* ones have a type. *Refused* ones are known, would change what
-the answer means, and are not built yet: they are declared with `only(...)`, which lets their
-neutral values pass and answers 400 for the rest. *Unknown* ones are ignored, since clients send
-many. Types are strict: `true` is no number and `"5"` is none either. `null` is the same as absent.
-"""
+"""The requests of chat and completions as JSON: every field typed, bounded and described."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
+from pydantic import AfterValidator, Field
+
+from leyline.errors import InvalidRequestError
+from leyline.sampling import INT32_MAX
+from leyline.server.answer import MAX_CHOICES
+from leyline.server.fields import (
+    MAX_NAME_CHARS,
+    Content,
+    Int64,
+    Name,
+    Prompt,
+    Salt,
+    SessionId,
+    Stops,
+    Text,
+    TokenCount,
+    TokenId,
+    WireModel,
+    by_kind,
+    does,
+    encodable,
+    only,
+    refused,
+    several_prompts,
 )
-from pydantic_core import PydanticCustomError
+from leyline.server.parsers.pieces import ToolUse
+from leyline.server.schema_generation import (
+    IGNORED,
+    MAX_TOP_K,
+    Count,
+    GenerationRequest,
+    StreamOptions,
+    Tops,
+    Variables,
+)
+from leyline.server.schema_messages import (
+    MAX_MESSAGES,
+    ChatMessage,
+    ToolChoice,
+    Tools,
+    tool_use,
+)
 
-from leyline.sampling import SamplingParams
-from leyline.server.session_names import is_session_id
+__all__ = [
+    "IGNORED",
+    "INT32_MAX",
+    "MAX_MESSAGES",
+    "MAX_NAME_CHARS",
+    "MAX_TOP_K",
+    "ChatMessage",
+    "ChatRequest",
+    "CompletionRequest",
+    "Content",
+    "Int64",
+    "Name",
+    "Salt",
+    "SessionId",
+    "Stops",
+    "StreamOptions",
+    "Text",
+    "TokenCount",
+    "TokenId",
+    "WireModel",
+    "by_kind",
+    "encodable",
+    "only",
+]
 
-MAX_MESSAGES = 4096
-MAX_TOOL_CALLS = 256
+_encodable = encodable  # TODO(schema): gone once nobody imports it
 MAX_PROMPTS = 32
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
-MAX_NAME_CHARS = 256
-MAX_TOP_K = 1_000_000
-INT32_MAX = 2**31 - 1
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+MAX_COMPLETIONS = 64
 DEFAULT_COMPLETION_TOKENS = 16
 """Tokens a completion gets without `max_tokens`, as OpenAI has it; a chat gets the window."""
-
-
-def only(*neutral: object) -> AfterValidator:
-    """A field that is not supported beyond its neutral values; null is always one of them."""
-
-    def check(value: Any) -> Any:
-        if value is None or any(_same(value, allowed) for allowed in neutral):
-            return value
-        raise PydanticCustomError("unsupported_value", "not supported by this server; leave it out")
-
-    return AfterValidator(check)
-
-
-def _same(value: Any, allowed: Any) -> bool:
-    """Equality that tells `1` from `True`."""
-    return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
-
-
-def _encodable(value: Any) -> Any:
-    """Refuse text that is no text: a JSON escape can carry half a surrogate pair."""
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
-    except (ValueError, RecursionError):
-        raise PydanticCustomError(
-            "not_text", "must be proper Unicode text, without lone surrogates"
-        ) from None
-    return value
-
-
-def _joined(content: Any) -> Any:
-    """A message's content as one string; its parts are put together with nothing between."""
-    if content is None:
-        return ""
-    if isinstance(content, list):
-        return "".join(_part_text(part) for part in content)
-    return content
-
-
-def _part_text(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text"):
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-    raise PydanticCustomError(
-        "unsupported_content", 'a content part must be {{"type": "text", "text": "..."}}', {}
-    )
-
-
-def _listed(value: Any) -> Any:
-    """One text where several are allowed."""
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else value
-
-
-def _prompts(value: Any) -> Any:
-    """One prompt, as text or as token ids, where several are allowed."""
-    if isinstance(value, list) and value and isinstance(value[0], list | str):
-        return value
-    return [value]
-
-
-def _text_only(value: Any) -> Any:
-    """Text as it is; None for the objects that some clients put where others put text."""
-    return value if isinstance(value, str) else None
-
-
-def _session_id(value: str) -> str:
-    if not is_session_id(value):
-        raise PydanticCustomError(
-            "session_id", "must be 1 to 256 of A-Z a-z 0-9 . _ : @ ~ + = -, not all of them dots"
-        )
-    return value
-
-
-def _text_or_ids(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    return "ids" if isinstance(value, list) else None
-
-
-by_kind = Discriminator(
-    _text_or_ids,
-    custom_error_type="text_or_ids",
-    custom_error_message="must be a string or a list of token ids",
-)
-
-Text = Annotated[str, AfterValidator(_encodable)]
-Name = Annotated[Text, Field(max_length=MAX_NAME_CHARS)]
-Salt = Annotated[Name, Field(min_length=1)]
-SessionId = Annotated[str, AfterValidator(_session_id)]
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
-TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
-Content = Annotated[Text, BeforeValidator(_joined)]
-Stops = Annotated[
-    list[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
-    BeforeValidator(_listed),
-    Field(max_length=MAX_STOPS),
-]
-Prompt = Annotated[
-    Annotated[Text, Field(min_length=1), Tag("text")]
-    | Annotated[list[TokenId], Field(min_length=1, fail_fast=True), Tag("ids")],
-    by_kind,
-]
-Reasoning = Annotated[Text | None, BeforeValidator(_text_only)]
-ToolCalls = Annotated[
-    list[dict[str, Any]], Field(max_length=MAX_TOOL_CALLS), AfterValidator(_encodable)
-]
-
-
-class WireModel(BaseModel):
-    """Strict about types, silent about unknown fields."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class StreamOptions(WireModel):
-    """What a stream carries besides text."""
-
-    include_usage: bool | None = None
-
-
-class GenerationRequest(WireModel):
-    """What chat and completions have in common."""
-
-    model: Name | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: TokenCount | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    seed: Int64 | None = None
-    stop: Stops = []
-    ignore_eos: bool | None = None
-    cache_salt: Salt | None = None
-
-    n: Annotated[Any, only(1)] = None
-    best_of: Annotated[Any, only(1)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    repetition_penalty: Annotated[Any, only(1)] = None
-    logit_bias: Annotated[Any, only({})] = None
-    logprobs: Annotated[Any, only(False)] = None
-    top_logprobs: Annotated[Any, only(0)] = None
-    prompt_logprobs: Annotated[Any, only()] = None
-    min_p: Annotated[Any, only(0)] = None
-    min_tokens: Annotated[Any, only(0)] = None
-    stop_token_ids: Annotated[Any, only([])] = None
-    include_stop_str_in_output: Annotated[Any, only(False)] = None
-    skip_special_tokens: Annotated[Any, only(True)] = None
-    truncate_prompt_tokens: Annotated[Any, only()] = None
-    return_token_ids: Annotated[Any, only(False)] = None
-    use_beam_search: Annotated[Any, only(False)] = None
-    echo: Annotated[Any, only(False)] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    structured_outputs: Annotated[Any, only()] = None
-    guided_json: Annotated[Any, only()] = None
-    guided_regex: Annotated[Any, only()] = None
-    guided_choice: Annotated[Any, only()] = None
-    guided_grammar: Annotated[Any, only()] = None
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def salt(self) -> str:
-        """Separates this request's cache from that of others."""
-        return self.cache_salt or ""
-
-    def token_limit(self) -> int | None:
-        """Tokens to generate at most; None for as many as fit the window."""
-        return self.max_tokens
-
-    def sampling(self) -> SamplingParams:
-        """The request's fields in the engine's words."""
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(0, self.top_k or 0),  # -1 means "all" elsewhere, 0 means it here
-            seed=self.seed,
-            max_tokens=self.token_limit(),
-            stop=tuple(self.stop),
-            ignore_eos=bool(self.ignore_eos),
-        )
-
-
-class ChatMessage(WireModel):
-    """One message of a conversation, from whichever side."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = ""
-    name: Name | None = None
-    tool_call_id: Name | None = None
-    tool_calls: ToolCalls | None = None
-    reasoning_content: Reasoning = None
-    reasoning: Reasoning = None
-
-    def rendered(self) -> dict[str, Any]:
-        """What the chat template gets to see: only what was said, a developer as the system."""
-        message = self.model_dump(exclude_none=True)
-        if self.role == "developer":
-            message["role"] = "system"
-        for name in ("tool_calls", "reasoning_content", "reasoning"):
-            if not message.get(name):
-                message.pop(name, None)
-        return message
 
 
 class ChatRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: TokenCount | None = None
-    session_id: SessionId | None = None
-    prompt_cache_key: Text | None = None
-    edit_mode: Literal["forget", "amortize", "heal"] | None = None
-    context_management: Annotated[Any, AfterValidator(_encodable)] = None
+    messages: Annotated[
+        list[ChatMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+        does("The conversation."),
+    ]
+    max_completion_tokens: Annotated[
+        Count | None, does("The newer name of max_tokens; wins where both are given.")
+    ] = None
+    logprobs: Annotated[bool | None, does("Tell the log-probabilities of the answer.")] = None
+    top_logprobs: Annotated[
+        Tops | None, does("And those of so many of the likeliest tokens; needs logprobs.")
+    ] = None
+    tools: Annotated[
+        Tools | None, does("Functions that the model may call; other kinds of tools are left out.")
+    ] = None
+    tool_choice: Annotated[
+        ToolChoice, does("auto, none, required, or a function that must be called.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, does("false asks for one call at a time.")] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        does("Told to the chat template; none turns its enable_thinking off."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        Variables | None, does("More variables for the chat template.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, does("false leaves out the head of the answer.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, does("Go on where the last message ends; add_generation_prompt must be false.")
+    ] = None
+    session_id: Annotated[
+        SessionId | None, does("The session whose context the conversation goes on from.")
+    ] = None
+    prompt_cache_key: Annotated[
+        Text | None, does("Names a session if one can be had; see docs/directives.md.")
+    ] = None
+    edit_mode: Annotated[
+        Literal["forget", "amortize", "heal"] | None,
+        does("How the client's own edits of its history are carried out in a session."),
+    ] = None
+    context_management: Annotated[
+        Annotated[Any, AfterValidator(encodable)],
+        does("Edits that the server makes of the history; see docs/directives.md."),
+    ] = None
 
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Annotated[Any, only()] = None
-    web_search_options: Annotated[Any, only()] = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
-    chat_template: Annotated[Any, only()] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
+    functions: Annotated[Any, only([]), refused("Refused unless empty; send tools.")] = None
+    function_call: Annotated[
+        Any, only("none", "auto"), refused("Refused unless none or auto; send tool_choice.")
+    ] = None
+    best_of: Annotated[Any, only(1), refused("Refused unless 1.")] = None
+    echo: Annotated[Any, only(False), refused("Refused unless false.")] = None
+    modalities: Annotated[Any, only(["text"]), refused('Refused unless ["text"].')] = None
+    audio: Annotated[Any, only(), refused("Refused.")] = None
+    web_search_options: Annotated[Any, only(), refused("Refused: nothing is fetched.")] = None
+    chat_template: Annotated[
+        Any, only(), refused("Refused: templates come from the model alone.")
+    ] = None
+    documents: Annotated[Any, only([]), refused("Refused; put them into messages.")] = None
+    add_special_tokens: Annotated[
+        Any, only(False), refused("Refused unless false: the template writes its own.")
+    ] = None
+    include_reasoning: Annotated[Any, only(True), refused("Refused unless true.")] = None
+    separate_reasoning: Annotated[Any, only(True), refused("Refused unless true.")] = None
 
     def token_limit(self) -> int | None:
         """The newer name of the limit wins where both are given."""
-        return self.max_completion_tokens or self.max_tokens
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    def limit_name(self) -> str:
+        """See `GenerationRequest`."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def logprobs_wanted(self) -> int | None:
+        """See `GenerationRequest`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        """See `GenerationRequest`."""
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError(
+                "top_logprobs needs logprobs to be true.", param="top_logprobs"
+            )
+        if self.continue_final_message and self.add_generation_prompt is not False:
+            raise InvalidRequestError(
+                "continue_final_message needs add_generation_prompt to be false: an answer is "
+                "begun anew or gone on with, not both.",
+                param="continue_final_message",
+            )
 
     def rendered(self) -> list[dict[str, Any]]:
         """The messages as the chat template gets to see them."""
         return [message.rendered() for message in self.messages]
+
+    def use(self) -> ToolUse:
+        """What the request says of its tools."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def variables(self) -> dict[str, Any]:
+        """What the chat template is told besides; `chat_template_kwargs` win."""
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            effort |= {"enable_thinking": False, "thinking": False}
+        return effort | (self.chat_template_kwargs or {})
 
 
 class CompletionRequest(GenerationRequest):
     """Body of `POST /v1/completions`; several prompts make several choices."""
 
     prompt: Annotated[
-        list[Prompt], BeforeValidator(_prompts), Field(min_length=1, max_length=MAX_PROMPTS)
+        list[Prompt],
+        several_prompts,
+        Field(min_length=1, max_length=MAX_PROMPTS),
+        does("A text or token ids, or up to 32 of them. A text gets the model's first token."),
     ]
+    echo: Annotated[bool | None, does("Repeat the prompt in front of the answer.")] = None
+    logprobs: Annotated[
+        Tops | None,
+        does(
+            "Log-probabilities of the tokens and of so many likeliest ones; with echo, of the "
+            "prompt too."
+        ),
+    ] = None
+    best_of: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None, refused("Refused unless equal to n.")
+    ] = None
 
-    suffix: Annotated[Any, only("")] = None
-    add_special_tokens: Annotated[Any, only(True)] = None
-    prompt_embeds: Annotated[Any, only()] = None
+    top_logprobs: Annotated[Any, only(0), refused("Refused unless 0; logprobs is a number.")] = None
+    suffix: Annotated[Any, only(""), refused("Refused unless empty.")] = None
+    add_special_tokens: Annotated[
+        Any, only(True), refused("Refused unless true; send token ids instead.")
+    ] = None
+    prompt_embeds: Annotated[Any, only(), refused("Refused.")] = None
 
     def token_limit(self) -> int | None:
         """A completion without a limit is a short one, as OpenAI has it."""
-        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def logprobs_wanted(self) -> int | None:
+        """See `GenerationRequest`."""
+        return self.logprobs
+
+    def prompt_logprobs_wanted(self) -> int | None:
+        """An echo has them if the answer has; without an answer, nothing else asks for them."""
+        if self.prompt_logprobs is not None or not self.echo:
+            return self.prompt_logprobs
+        return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
+
+    def check(self) -> None:
+        """See `GenerationRequest`."""
+        super().check()
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise InvalidRequestError(
+                "best_of chooses among answers, which this server does not; leave it out or make "
+                "it equal to n.",
+                param="best_of",
+            )
+        if len(self.prompt) * self.num_choices > MAX_COMPLETIONS:
+            raise InvalidRequestError(
+                f"Prompts times n make at most {MAX_COMPLETIONS} completions a request.", param="n"
+            )

@@ -49,6 +49,11 @@ class Serving:
         """The one name that clients may ask for."""
         return self.config.served_model_name or self.worker.engine.model_name
 
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds of silence in a stream after which a comment is sent; None sends none."""
+        return getattr(self.config, "sse_keep_alive_interval_s", None) or None
+
     def check_model(self, name: str | None) -> None:
         """Accept the served name or none at all.
 
@@ -81,6 +86,6 @@ class Serving:
         return await loop.run_in_executor(self.policies, partial(function, *args, **kwargs))
 
 
-def new_id(prefix: str) -> str:
-    """A fresh id for an answer."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+def new_id(prefix: str, request_id: str | None = None) -> str:
+    """An id for an answer: a fresh one, or one that its client chose."""
+    return f"{prefix}-{request_id or uuid.uuid4().hex}"

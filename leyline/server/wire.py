@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from leyline.errors import CancelledError
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def encode(value: Any) -> bytes:
@@ -46,21 +48,30 @@ class Json(Response):
 class EventStream(Response):
     """A stream of server-sent events that ends when its client hangs up.
 
+    A client that reads slowly slows the stream down and nothing else: what it has not read yet
+    waits in its own subscription, which holds a reply at most.
+
     Args:
         lines: The encoded events.
         source: Where they come from; left, as a context, however the stream ends, even if the
             client was gone before the first line.
+        keep_alive_s: Seconds of silence after which a comment is sent, so that nobody on the way
+            takes the connection for dead; None sends none.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, lines: AsyncGenerator[bytes, None], source: AbstractContextManager[object]
+        self,
+        lines: AsyncGenerator[bytes, None],
+        source: AbstractContextManager[object],
+        keep_alive_s: float | None = None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._lines = lines
         self._source = source
+        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or nobody is left to read them."""
@@ -71,10 +82,46 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        async with aclosing(self._lines) as lines:
+        async with aclosing(self._lines) as lines, _Pulse(send, self._keep_alive_s) as pulse:
             async for line in lines:
-                await send({"type": "http.response.body", "body": line, "more_body": True})
+                await pulse.send(line)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Pulse:
+    """Sends lines, and comments where no line comes for a while; two sends never overlap."""
+
+    def __init__(self, send: Send, interval_s: float | None) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._last = time.monotonic()
+        self._turn = asyncio.Lock()
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _Pulse:
+        if self._interval_s is not None:
+            self._beating = asyncio.create_task(self._beat(self._interval_s))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._beating is None:
+            return
+        if kind is None:  # what is being sent is sent to its end
+            await self._turn.acquire()
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+
+    async def send(self, line: bytes) -> None:
+        """Send a line."""
+        async with self._turn:
+            self._last = time.monotonic()
+            await self._send({"type": "http.response.body", "body": line, "more_body": True})
+
+    async def _beat(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            if time.monotonic() - self._last >= interval_s:
+                await self.send(KEEP_ALIVE)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -46,6 +46,8 @@ from leyline.marks import Mark, MessageSpan
 from leyline.pointing import Change, MarkRequest, Target
 from leyline.rendering import PLAIN, Rendering
 from leyline.sampling import SamplingParams
+from leyline.template import content_text
+from leyline.tokenizer import TextStream
 from leyline.trimming import apply_policies, from_wire
 
 VOCAB_SIZE = 0x110000
@@ -55,7 +57,7 @@ PAUSE_SECONDS = 0.001
 class FakeTokenizer:
     """Every character is a token; a conversation is a line a message."""
 
-    vocab_size = VOCAB_SIZE
+    vocab_size = 1024
     stop_ids = frozenset({0})
     bos_id = None
     template = None
@@ -71,6 +73,9 @@ class FakeTokenizer:
     def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
         return _character(token_id).encode("utf-8", "replace")
 
+    def stream(self, *, skip_special: bool = True) -> TextStream:
+        return TextStream(self, skip_special)  # type: ignore[arg-type]
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -80,7 +85,8 @@ class FakeTokenizer:
         **variables: Any,
     ) -> str:
         head = "".join(f"tool: {tool['function']['name']}\n" for tool in tools or ())
-        return head + "".join(f"{one['role']}: {one['content']}\n" for one in messages)
+        lines = (f"{one['role']}: {content_text(one['content'])}\n" for one in messages)
+        return head + "".join(lines)
 
 
 @dataclass
@@ -525,7 +531,7 @@ class FakeEngine:
 
 
 def _count(messages: Sequence[Mapping[str, Any]]) -> int:
-    return sum(len(message["content"]) for message in messages)
+    return sum(len(content_text(message["content"]) or "") for message in messages)
 
 
 def _ids(replacement: str | Sequence[int]) -> tuple[int, ...]:

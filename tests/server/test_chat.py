@@ -49,6 +49,7 @@ async def test_a_whole_answer(connect: Connect) -> None:
             "spliced_tokens": 0,
             "recomputed_tokens": 10,
         },
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -219,7 +220,9 @@ async def test_unknown_and_harmless_fields_are_ignored(connect: Connect) -> None
         ("", ""),
         (None, ""),
         ([], ""),
-        ([{"type": "text", "text": "one"}, {"type": "text", "text": " two"}], "one two"),
+        ([{"type": "text", "text": "one"}], "one"),
+        ([{"type": "input_text", "text": "one"}], "one"),
+        ([{"type": "refusal", "refusal": "no"}], "no"),
     ],
 )
 async def test_content_of_every_form_on_every_role(
@@ -230,6 +233,16 @@ async def test_content_of_every_form_on_every_role(
     assert answer.status == 200
     seen = "system" if role == "developer" else role
     assert client.engine.seen[0][1] == [{"role": seen, "content": text}]
+
+
+async def test_row_27_several_parts_stay_parts_for_the_template_to_join(connect: Connect) -> None:
+    client = connect()
+    for role in ("system", "user", "assistant", "tool"):
+        parts = [{"type": "text", "text": "one"}, {"type": "output_text", "text": "two"}]
+        answer = await client.post(CHAT, {"messages": [{"role": role, "content": parts}]})
+        assert answer.status == 200
+        (seen,) = client.engine.seen[-1][1]
+        assert seen["content"] == [{"type": "text", "text": text} for text in ("one", "two")]
 
 
 async def test_absent_null_and_empty_content_beside_tool_calls_render_alike(
