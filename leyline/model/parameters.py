@@ -43,6 +43,8 @@ class WeightSource(Protocol):
     def take_all(self, places: Mapping[str, Tensor]) -> None:
         """Fill each place with the parameter of its name; the place fixes device and dtype.
 
+        Whoever builds a model must not look at a place: a source may be told to fill it later.
+
         Raises:
             ModelError: As `take`, or a parameter has not the shape of its place.
         """

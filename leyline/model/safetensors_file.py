@@ -1,4 +1,4 @@
-"""One safetensors file, checked against its size before a byte of it is believed, and mapped.
+"""One safetensors file, checked against its size before a byte of it is believed.
 
 The file is: a header length (8 bytes, little endian), a JSON header, the tensors' bytes.
 
@@ -6,6 +6,9 @@ The file is: a header length (8 bytes, little endian), a JSON header, the tensor
 
 The ranges must tile the rest of the file exactly, without a gap, an overlap or a byte left over.
 So a file that was cut anywhere is found here, and not by a bus error in the middle of loading.
+
+A tensor is read straight to where it stays, or viewed in the mapped file where it is wanted in
+another form than the stored one.
 
 Source: the format's specification in the README of huggingface/safetensors.
 """
@@ -15,9 +18,11 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -89,19 +94,36 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
-        self._path = path
         self._map: mmap.mmap | None = None
         self._asked_for = 0  # what lies before this offset was read ahead
         try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(0)
-                header = self._header(file.read(LENGTH_BYTES), size)
-                text = file.read(header)
+            self._file = os.open(path, os.O_RDONLY)
+            self._close = finalize(self, os.close, self._file)
+            self._size = os.fstat(self._file).st_size
+            header = self._header(os.pread(self._file, LENGTH_BYTES, 0))
+            text = os.pread(self._file, header, LENGTH_BYTES)
         except OSError as error:
             raise self._refusal(f"cannot be read: {error.strerror or error}") from error
-        self._size = size
-        self.entries = self._entries(text, size)
+        self.entries = self._entries(text, self._size)
+
+    def read_into(self, name: str, place: Tensor) -> None:
+        """Copy a tensor to where it stays; several threads may do that at once.
+
+        What is in memory in another form, or on another device, goes there by way of a view.
+
+        Args:
+            name: The tensor.
+            place: Of its shape; any float dtype, any device.
+
+        Raises:
+            ModelError: The file has become shorter, or cannot be read.
+        """
+        entry = self.entries[name]
+        stays = place.device.type == "cpu" and place.dtype == DTYPES[entry.dtype]
+        if stays and place.is_contiguous():
+            self._read(entry, place.view(-1).view(torch.uint8).numpy().data)
+        else:
+            place.copy_(self.view(name))
 
     def view(self, name: str) -> Tensor:
         """A tensor as it is stored, as a view of the mapped file: copy it, and never write to it.
@@ -112,48 +134,58 @@ class TensorFile:
         dtype = DTYPES[entry.dtype]
         if entry.num_bytes == 0:
             return torch.empty(entry.shape, dtype=dtype)
-        file_map = self._mapped()
         self._read_ahead(entry)
         flat = torch.frombuffer(
-            file_map, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start
+            self._mapped(), dtype=torch.uint8, count=entry.num_bytes, offset=entry.start
         )
         if entry.start % dtype.itemsize:  # the format does not promise that they are aligned
             flat = flat.clone()
         return flat.view(dtype).view(entry.shape)
 
     def done(self, name: str) -> None:
-        """Tell the system that a tensor's pages are no longer needed in memory."""
+        """Tell the system that the pages a tensor was viewed in are no longer needed in memory."""
         entry = self.entries[name]
-        if self._map is not None and entry.num_bytes:
-            self._advise("MADV_DONTNEED", entry.start, entry.end)
+        option = getattr(mmap, "MADV_DONTNEED", None)
+        if option is not None and self._map is not None and entry.num_bytes:
+            first = entry.start // PAGE * PAGE
+            self._map.madvise(option, first, entry.end - first)
 
     def close(self) -> None:
-        """Let go of the mapping; it goes when the last view does."""
+        """Let go of the file; nothing more can be read, views that are there stay good."""
         self._map = None
+        self._close()
+        self._file = -1  # the system may give its number to another file
+
+    def _read(self, entry: Entry, place: memoryview) -> None:
+        self._read_ahead(entry)
+        start = entry.start
+        while place:
+            try:
+                count = os.preadv(self._file, [place], start)
+            except OSError as error:
+                raise self._refusal(f"cannot be read: {error.strerror or error}") from error
+            if count == 0:
+                raise self._refusal("was cut short while it was read")
+            place, start = place[count:], start + count
 
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
-            with self._path.open("rb") as file:
-                # Private and writable only because torch wants a writable buffer.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            # Private and writable only because torch wants a writable buffer.
+            self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY)
         return self._map
 
     def _read_ahead(self, entry: Entry) -> None:
         """Have the disk begin on what comes next; half the distance at a time."""
-        if entry.end + AHEAD_BYTES // 2 > self._asked_for:
-            end = min(entry.end + AHEAD_BYTES, self._size)
-            self._advise("MADV_WILLNEED", max(entry.start, self._asked_for), end)
-            self._asked_for = end
+        if min(entry.end + AHEAD_BYTES // 2, self._size) > self._asked_for:
+            start = max(entry.start, self._asked_for)
+            self._asked_for = min(entry.end + AHEAD_BYTES, self._size)
+            if hasattr(os, "posix_fadvise"):
+                length = self._asked_for - start
+                os.posix_fadvise(self._file, start, length, os.POSIX_FADV_WILLNEED)
 
-    def _advise(self, advice: str, start: int, end: int) -> None:
-        """Advise the system about a range of the mapping, where it takes advice."""
-        option = getattr(mmap, advice, None)
-        if option is not None and self._map is not None and start < end:
-            first = start // PAGE * PAGE
-            self._map.madvise(option, first, end - first)
-
-    def _header(self, length: bytes, size: int) -> int:
+    def _header(self, length: bytes) -> int:
         """The header's length, checked."""
+        size = self._size
         header = int.from_bytes(length, "little")
         if len(length) < LENGTH_BYTES:
             raise self._refusal(f"is cut short: it has {size} bytes, fewer than its length field")

@@ -33,7 +33,8 @@ def weight_map(folder: Path) -> dict[str, str] | None:
         names = {str(name): str(shard) for name, shard in index["weight_map"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{INDEX_NAME} is not a valid index: {error!r}.", param="model") from error
-    strange = [s for s in names.values() if Path(s).name != s or not s.endswith(".safetensors")]
+    shards = dict.fromkeys(names.values())
+    strange = [s for s in shards if Path(s).name != s or not s.endswith(".safetensors")]
     if strange:
         raise ModelError(
             f"{INDEX_NAME} names {listed(strange)}, which is no safetensors file beside it.",

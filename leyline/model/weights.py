@@ -5,14 +5,15 @@ known exception (`leyline.model.shards.is_skipped`). Anything missing, left over
 or dtype is an error that names file and tensor, found before a byte of weights is read, because a
 model with one forgotten tensor starts, and then answers nonsense.
 
-Files are mapped one by one as the model asks for their tensors. A tensor is copied once, from the
-mapping to where it stays (an expert to its place among the others of its layer), and its pages are
-given back, so that what loading needs beyond the weights is about one tensor.
+A tensor is read once, from its file to where it stays (an expert to its place among the others of
+its layer), so what loading needs beyond the weights is about one tensor. Only what is converted, or
+goes to another device, is copied from the mapped file, and its pages are given back.
 
-Copying to fresh memory is bound by the system's handing out pages, so a layer's experts are copied
-by several threads, an expert each, and torch computes on each thread alone meanwhile. Left to
-itself it shares every copy out among its threads and waits for the last of them, which on a busy
-machine costs more than copying: 3 to 14 s a GB of 1 MB experts were measured, against 0.7.
+What reading costs is mostly the system's handing out fresh memory, a page at a time, and that takes
+a core each. So experts are read by threads of their own, a few tensors at a time, while the calling
+one builds and packs the rest. torch computes on each of these threads alone: left to itself it
+shares every operation out among its threads and waits for the last of them, which on a busy machine
+costs more than the work (3 to 14 s a GB of 1 MB experts were measured, against 0.7).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Lock, Thread
 from types import TracebackType
 
 import torch
@@ -50,6 +51,7 @@ from leyline.model.transformer import Transformer
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 FP8 = "F8_E4M3"
 MAX_COPIERS = 4
+BATCH = 8  # tensors that a copier fills before it is given more
 # float16 overflows in these models' residual streams (vllm PR 13232), so it is never run in.
 RUN_DTYPES = {torch.float64: torch.float32, torch.float16: torch.bfloat16}
 
@@ -79,10 +81,8 @@ def load_model(
             unexpected, of a wrong shape or dtype, or not finite.
     """
     config = ModelConfig.load(folder)
-    with (
-        Checkpoint(Path(folder), config, device, progress, check_weights) as checkpoint,
-        _computing_alone(),
-    ):
+    opened = Checkpoint(Path(folder), config, device, progress, check_weights, behind=True)
+    with opened as checkpoint, _computing_alone():
         model = Transformer(
             config,
             checkpoint,
@@ -103,6 +103,8 @@ class Checkpoint:
         device: Where parameters are handed out.
         progress: Show a progress bar.
         check_weights: See `load_model`.
+        behind: Let `take_all` return before the places are filled. They are when
+            `require_all_taken` returns.
 
     Raises:
         ModelError: On entry, if the files do not hold exactly the config's parameters.
@@ -115,6 +117,7 @@ class Checkpoint:
         device: torch.device | str,
         progress: bool,
         check_weights: bool = False,
+        behind: bool = False,
     ) -> None:
         self._device = torch.device(device)
         self._folder = folder
@@ -122,9 +125,12 @@ class Checkpoint:
         self._config = config
         self._progress = progress
         self._check_weights = check_weights
+        self._behind = behind
         self._files: dict[str, TensorFile] = {}
         self._left: Counter[str] = Counter()  # tensors still to be read, by file
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._filling: list[Future[None]] = []
+        self._counting = Lock()
         self._open = ExitStack()
 
     def __enter__(self) -> Checkpoint:
@@ -145,7 +151,8 @@ class Checkpoint:
                 disable=not self._progress,
             )
             self._bar = self._open.enter_context(bar)
-            self._copiers = self._open.enter_context(_copiers(self._device))
+            self._copiers = _copiers(self._device)
+            self._open.callback(self._copiers.shutdown, cancel_futures=True)
             self._open = self._open.pop_all()
         return self
 
@@ -155,9 +162,9 @@ class Checkpoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._open.close()
         self._files = {}
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._open.close()
 
     @property
     def run_dtype(self) -> torch.dtype:
@@ -189,9 +196,11 @@ class Checkpoint:
         """Read parameters into places that are there; see `WeightSource.take_all`."""
         for name, out in places.items():
             check_shape(name, self._claim(name), out)
-        filled = self._copiers.map(self._fill, places.keys(), places.values())
-        for (name, out), _ in zip(places.items(), filled, strict=True):
-            self._finish(name, out)
+        items = list(places.items())
+        batches = [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+        self._filling += [self._copiers.submit(self._fill_all, batch) for batch in batches]
+        if not self._behind:
+            self._settle()
 
     def _lent_place(self, shape: Shape, dtype: torch.dtype) -> Tensor:
         count = math.prod(shape)
@@ -201,15 +210,27 @@ class Checkpoint:
         return self._buffer[:num_bytes].view(dtype).view(shape)
 
     def require_all_taken(self) -> None:
-        """Raise unless the model took every parameter."""
+        """Raise unless the model took every parameter, and got it."""
+        self._settle()
         if self._shapes:
             raise ModelError(f"The model did not take {listed(self._shapes)}: a bug in Leyline.")
+
+    def _settle(self) -> None:
+        """Wait until every place is filled."""
+        for filled in self._filling:
+            filled.result()
+        self._filling = []
 
     def _claim(self, name: str) -> Shape:
         """Cross a parameter off the list; returns its shape."""
         if name not in self._shapes:
             raise ModelError(f"The parameter {name} does not exist or was taken twice.")
         return self._shapes.pop(name)
+
+    def _fill_all(self, batch: Sequence[tuple[str, Tensor]]) -> None:
+        for name, out in batch:
+            self._fill(name, out)
+            self._finish(name, out)
 
     def _fill(self, name: str, out: Tensor) -> None:
         """Copy, convert or restore a parameter; may run beside others of its kind."""
@@ -218,23 +239,23 @@ class Checkpoint:
             stored, scale = self._view(name), self._view(factors)
             fp8.dequantise_into(out, stored, scale, self._config.fp8_block)
         else:
-            out.copy_(self._view(name))
+            self._files[name].read_into(name, out)
 
     def _finish(self, name: str, out: Tensor) -> None:
         """Count a parameter that was read, and look at it if that is wanted."""
-        file = self._files[name]
+        if self._check_weights or out.ndim == 1:
+            _check_finite(f"The tensor {name} in {self._files[name].name}", out)
         for read in filter(None, (name, self._factors(name))):
             self._count(read)
-        if self._check_weights or out.ndim == 1:
-            _check_finite(f"The tensor {name} in {file.name}", out)
 
     def _count(self, name: str) -> None:
         file = self._files[name]
         file.done(name)
-        self._bar.update(file.entries[name].num_bytes)
-        self._left[file.name] -= 1
-        if not self._left[file.name]:
-            file.close()
+        with self._counting:
+            self._bar.update(file.entries[name].num_bytes)
+            self._left[file.name] -= 1
+            if not self._left[file.name]:
+                file.close()
 
     def _factors(self, name: str) -> str | None:
         """The tensor that belongs to a parameter in FP8, if it is in FP8."""
@@ -299,10 +320,16 @@ def _compute_alone(threads: int) -> None:
 
 
 def _copiers(device: torch.device) -> ThreadPoolExecutor:
-    """Threads that fill places; one is enough for a device with memory of its own."""
+    """Threads that fill places; one is enough for a device with memory of its own.
+
+    All are started here: each holds back new threads of others for a moment.
+    """
     threads = torch.get_num_threads()
     num = min(MAX_COPIERS, threads) if device.type == "cpu" else 1
-    return ThreadPoolExecutor(num, "loading", _compute_alone, (threads,))
+    pool = ThreadPoolExecutor(num, "loading", _compute_alone, (threads,))
+    all_started = Barrier(num)
+    wait([pool.submit(all_started.wait) for _ in range(num)])
+    return pool
 
 
 def _open_files(folder: Path, config: ModelConfig) -> dict[str, TensorFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,62 @@ def test_what_the_library_writes_is_read(path):
         del got
         file.done(name)
     assert torch.equal(file.view("a"), FLOATS)  # pages that were given back come again
+
+
+def test_a_tensor_is_read_to_where_it_stays(path):
+    tensors = {"a": FLOATS, "b": torch.randn(3, 1, 5).bfloat16(), "none": torch.empty(0, 3)}
+    save_file(tensors, path)
+    file = TensorFile(path)
+    for name, want in tensors.items():
+        for dtype in (want.dtype, torch.float32, torch.bfloat16):
+            place = torch.full(want.shape, float("nan"), dtype=dtype)
+            file.read_into(name, place)
+            assert torch.equal(place, want.to(dtype))
+
+
+def test_a_place_may_have_gaps_that_stay(path):
+    save_file({"a": FLOATS}, path)
+    wide = torch.zeros(2, 6)
+    TensorFile(path).read_into("a", wide[:, ::2])
+    assert torch.equal(wide[:, ::2], FLOATS) and not wide[:, 1::2].any()
+
+
+def test_reading_straight_maps_nothing(path):
+    save_file({"a": FLOATS}, path)
+    file = TensorFile(path)
+    file.read_into("a", torch.empty(2, 3))
+    assert file._map is None
+    file.read_into("a", torch.empty(2, 3).bfloat16())
+    assert file._map is not None
+
+
+def test_the_system_may_give_less_than_was_asked_for(path, monkeypatch):
+    save_file({"a": FLOATS}, path)
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, to, at: whole(file, [to[0][:5]], at))
+    place = torch.empty(2, 3)
+    TensorFile(path).read_into("a", place)
+    assert torch.equal(place, FLOATS)
+
+
+def test_a_file_that_becomes_shorter_is_refused(path):
+    save_file({"a": FLOATS}, path)
+    file = TensorFile(path)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(ModelError, match="cut short while it was read"):
+        file.read_into("a", torch.empty(2, 3))
+
+
+def test_a_closed_file_is_not_read(path):
+    save_file({"a": FLOATS}, path)
+    file = TensorFile(path)
+    view = file.view("a")
     file.close()
-    assert torch.equal(file.view("a"), FLOATS)
+    file.close()
+    other = path.open("rb")  # takes over the number that the system knew the file by
+    with other, pytest.raises(ModelError, match="cannot be read: Bad file descriptor"):
+        file.read_into("a", torch.empty(2, 3))
+    assert torch.equal(view, FLOATS)
 
 
 def test_a_byte_that_changes_is_seen(path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +19,7 @@ from torch import Tensor
 from leyline.errors import ModelError
 from leyline.model import weights as weights_module
 from leyline.model.config import ModelConfig
+from leyline.model.safetensors_file import TensorFile
 from leyline.model.shards import INDEX_NAME, SINGLE_NAME
 from leyline.model.transformer import Transformer
 from leyline.model.weights import Checkpoint, load_model
@@ -350,6 +354,56 @@ def test_a_parameter_goes_to_its_place_or_not_at_all(tmp_path):
     assert torch.equal(place[1], tensors()[EXPERT]) and not place[0].any()
 
 
+def slow_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch, behind: bool) -> Checkpoint:
+    """A checkpoint whose experts take a while."""
+    fill = Checkpoint._fill
+
+    def late(self: Checkpoint, name: str, out: Tensor) -> None:
+        time.sleep(0.05)
+        fill(self, name, out)
+
+    monkeypatch.setattr(Checkpoint, "_fill", late)
+    config = ModelConfig.from_dict(DATA)
+    return Checkpoint(folder, config, "cpu", progress=False, behind=behind)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_places_are_filled_at_once_or_while_the_rest_is_taken(tmp_path, monkeypatch, behind):
+    opened = slow_checkpoint(write(tmp_path, tensors()), monkeypatch, behind)
+    place = torch.zeros(7, 12)
+    with opened as checkpoint:
+        checkpoint.take_all({EXPERT: place})
+        assert place.any() == (not behind)
+        with pytest.raises(ModelError, match="did not take"):
+            checkpoint.require_all_taken()
+        assert torch.equal(place, tensors()[EXPERT])
+
+
+def test_an_error_ends_what_still_has_to_be_filled(tmp_path, monkeypatch):
+    opened = slow_checkpoint(write(tmp_path, tensors()), monkeypatch, behind=True)
+    names = [name for name in tensors() if ".experts." in name]
+    places = {name: torch.zeros_like(tensors()[name]) for name in names}
+    monkeypatch.setattr(weights_module, "BATCH", 1)
+    with pytest.raises(KeyboardInterrupt), opened as checkpoint:
+        checkpoint.take_all(places)
+        raise KeyboardInterrupt
+    assert not all(place.any() for place in places.values())
+    assert not any(thread.name.startswith("loading") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("name", [EXPERT, "model.norm.weight", "lm_head.weight"])
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path, monkeypatch, name):
+    read = TensorFile.read_into
+
+    def cut(self: TensorFile, wanted: str, place: Tensor) -> None:
+        if wanted == name:
+            os.truncate(tmp_path / self.name, self.entries[name].end - 1)
+        read(self, wanted, place)
+
+    monkeypatch.setattr(TensorFile, "read_into", cut)
+    refusal(write(tmp_path, tensors()), SINGLE_NAME, "cut short while it was read")
+
+
 def test_routed_experts_and_only_they_are_read_into_their_places(tmp_path):
     config = ModelConfig.from_dict(DATA)
     placed: list[str] = []
@@ -407,9 +461,11 @@ def test_no_file_stays_open(tmp_path, damage):
         load(folder)
     else:
         refusal(folder, "missing", damage)
-    maps = Path("/proc/self/maps")
-    if maps.is_file():
-        assert str(folder) not in maps.read_text()
+    process = Path("/proc/self")
+    if process.is_dir():
+        assert str(folder) not in (process / "maps").read_text()
+        links = [os.readlink(link) for link in (process / "fd").iterdir() if link.is_symlink()]
+        assert not any(str(folder) in link for link in links)
 
 
 def test_the_progress_bar_counts_bytes(tmp_path, capsys):
