@@ -36,6 +36,9 @@ class EngineConfig:
     download_dir: str = option(
         "", "Folder that models are downloaded to; the default is the hub library's cache."
     )
+    chat_template: str = option(
+        "", "File with the chat template to use; empty takes the model's own."
+    )
     check_weights: bool = option(
         False, "Refuse weights that are not finite; reads every tensor once more."
     )

@@ -77,7 +77,7 @@ def load(
         torch.set_num_threads(config.num_threads)
     device = device_of(config.device)
     folder = model_folder(config)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(folder, config.chat_template)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     model = load_model(folder, dtype, device, config.progress, check_weights=config.check_weights)
     cache = _cache(config, model, device)

@@ -142,11 +142,15 @@ class Tokenizer:
         self.template = template
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
+    def load(cls, folder: str | Path, template_file: str | Path | None = None) -> Tokenizer:
         """Read the vocabulary and what stands beside it in a model folder.
 
         A `tiktoken.model` goes before a `tokenizer.json`, which somebody converted from it. Where
         all the rest is looked for is told in `leyline.tokenizer_files`. No code of the folder runs.
+
+        Args:
+            folder: The model's.
+            template_file: A chat template to use instead of the folder's.
 
         Raises:
             ModelError: If a file is missing, unreadable or of a kind that is not supported.
@@ -156,7 +160,7 @@ class Tokenizer:
         vocabulary = _vocabulary(folder, config)
         tokenizer_files.check_added(config, vocabulary.id_of)
         tokens = tokenizer_files.special_tokens(folder, config)
-        template = tokenizer_files.chat_template(folder, config, tokens)
+        template = tokenizer_files.chat_template(folder, config, tokens, template_file)
         return cls(
             vocabulary,
             bos_id=_bos_id(vocabulary, config, tokens),

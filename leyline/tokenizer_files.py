@@ -112,13 +112,21 @@ def _eos_ids(folder: Path, name: str) -> list[int]:
 
 
 def chat_template(
-    folder: Path, config: Mapping[str, Any], tokens: Mapping[str, str]
+    folder: Path,
+    config: Mapping[str, Any],
+    tokens: Mapping[str, str],
+    instead: str | Path | None = None,
 ) -> ChatTemplate | None:
-    """The folder's chat template, or None if it has none.
+    """The chat template in a file of its own, if one is given, or the folder's, if it has one.
 
     Raises:
-        ModelError: If it has one that cannot be used.
+        ModelError: If it cannot be used.
     """
+    if instead:
+        source = _read_text(Path(instead).expanduser())
+        if source is None:
+            raise ModelError(f"There is no chat template {str(instead)!r}.")
+        return ChatTemplate(source, tokens)
     named = _named_templates(config.get("chat_template"))
     for name, path in (
         ("default", folder / TEMPLATE_FILE),

@@ -681,3 +681,20 @@ def test_a_stream_knows_whether_it_ends_inside_a_character():
     stream = tokenizer.stream()
     pending = [(stream.push(one), stream.pending) for one in (*tokenizer.encode("€a"), 2)]
     assert pending == [("", True), ("", True), ("€", False), ("a", False), ("", False)]
+
+
+def test_a_chat_template_of_ones_own_takes_the_place_of_the_folders(tmp_path):
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}{{ eos_token }}")
+    tokenizer = Tokenizer.load(embedded_model(), own)
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render(messages) == "[hi]<|im_end|>" != EMBEDDED.render(messages)
+
+
+@pytest.mark.parametrize(("text", "why"), [(None, "no chat template"), ("{% if", "not valid")])
+def test_a_template_of_ones_own_that_cannot_be_used_is_refused(text, why, tmp_path):
+    path = tmp_path / "own.jinja"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ModelError, match=why):
+        Tokenizer.load(embedded_model(), path)
