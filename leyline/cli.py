@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from typing import Any
 
 from leyline import __version__
 from leyline.config import EngineConfig
 from leyline.errors import ConfigError, InvalidRequestError, LeylineError
 from leyline.sampling import SamplingParams
+from leyline.server.environment import options_in
 from leyline.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,10 @@ UNFORESEEN = (
     TypeError,
     LookupError,
     MemoryError,
+)
+SERVE_EPILOG = (
+    "Each flag may be given in the environment too: LEYLINE_PORT for --port, and so on, with "
+    "spaces between values of a flag that may be given again. Flags win."
 )
 MODEL_HELP = "The model, as with --model."
 # What of the engine matters to a model that is only looked at.
@@ -111,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"leyline {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = _command(commands, "serve", "serve the model over HTTP", _serve)
+    serve.epilog = SERVE_EPILOG
     _add_flags(serve, ServerConfig)
     _add_model(serve)
     chat = _command(commands, "chat", "talk to the model in this terminal", _chat)
@@ -256,13 +264,29 @@ def _sampling(arguments: argparse.Namespace) -> SamplingParams:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    _from_environment(arguments)
     config = _config(ServerConfig, arguments)
-    from leyline.engine import Engine
-    from leyline.server import serve
+    engine_config = _config(EngineConfig, arguments)
+    from leyline.server import logs
+    from leyline.server.listen import serve_loading
 
-    with Engine(_config(EngineConfig, arguments)) as engine:
-        serve(engine, config, on_ready=_ready)
+    logs.configure(config.log_level)
+    serve_loading(partial(_engine, engine_config), config, on_ready=partial(_ready, config))
     return 0
+
+
+def _engine(config: EngineConfig) -> Any:
+    """Load an engine."""
+    from leyline.engine import Engine
+
+    return Engine(config)
+
+
+def _from_environment(arguments: argparse.Namespace) -> None:
+    """Take options that no flag gives from the environment; a model by its place is a flag too."""
+    for name, value in options_in(os.environ, EngineConfig, ServerConfig).items():
+        if name != "model" or "named" not in arguments:
+            vars(arguments).setdefault(name, value)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -293,12 +317,15 @@ def _convert(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ready(url: str) -> None:
+def _ready(config: ServerConfig, url: str) -> None:
     """Say where the server is and what to try."""
     body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    key = " -H 'Authorization: Bearer KEY'" if config.api_key or config.api_key_file else ""
+    place = f"--unix-socket {config.uds} http://localhost" if config.uds else url
+    headers = f"-H 'Content-Type: application/json'{key}"
     print(
         f"\nLeyline is ready at {url}\nTry:\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n",
+        f"  curl {place}/v1/chat/completions {headers} -d '{body}'\n",
         flush=True,
     )
 

@@ -134,7 +134,9 @@ def test_values_out_of_range_end_with_2_and_one_line(
     assert said in one_line(capsys)
 
 
-@pytest.mark.parametrize("command", [["serve"], ["chat"], ["generate", "a"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [["serve", "--port", "0"], ["chat"], ["generate", "a"], ["doctor"]]
+)
 def test_an_unknown_folder_ends_with_1_and_one_line(command: list[str], capsys: Output) -> None:
     assert run(*command, "--model", "no/such/folder") == 1
     assert "no/such/folder" in one_line(capsys)
@@ -204,11 +206,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What `leyline serve` hands to the server."""
     calls: list[Any] = []
 
-    def serve(engine: Any, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
-        calls.append((engine.config, config))
-        on_ready("http://here:1")
+    def serve(load: Any, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+        with load() as engine:
+            calls.append((engine.config, config))
+            on_ready("http://here:1")
 
-    monkeypatch.setattr("leyline.server.serve", serve)
+    monkeypatch.setattr("leyline.server.listen.serve_loading", serve)
+    monkeypatch.setattr("leyline.server.logs.configure", lambda level: calls.append(level))
     yield calls
 
 
@@ -216,7 +220,8 @@ def test_serve_passes_its_flags_on_and_says_what_to_try(
     tiny_folder: Folder, capsys: Output, served: list[Any]
 ) -> None:
     assert run("serve", *small(tiny_folder("v3")), "--port", "0", "--max-num-seqs", "3") == 0
-    ((engine, server),) = served
+    level, (engine, server) = served
+    assert level == "info"
     assert (engine.max_num_seqs, engine.kv_cache_tokens, engine.progress) == (3, 300, False)
     assert server.port == 0
     out = capsys.readouterr().out
@@ -229,7 +234,60 @@ def test_serve_takes_the_model_by_its_place_too(
     name, *flags = small(tiny_folder("v3"))[1:]
     assert run("serve", name, *flags, "--port", "0") == 0
     assert run("serve", "--port", "0", *flags, "--model", name, name) == 0
-    assert [engine.model for engine, _ in served] == [name, name]
+    assert [engine.model for engine, _ in served[1::2]] == [name, name]
+
+
+def test_serve_takes_flags_again_and_options_from_the_environment(
+    tiny_folder: Folder,
+    capsys: Output,
+    served: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = small(tiny_folder("v3"))[1]
+    for name, value in (
+        ("LEYLINE_MODEL", folder),
+        ("LEYLINE_PORT", "0"),
+        ("LEYLINE_KV_CACHE_TOKENS", "300"),
+        ("LEYLINE_MAX_NUM_SEQS", "7"),
+        ("LEYLINE_PROGRESS", "no"),
+        ("LEYLINE_SHUTDOWN_TIMEOUT_S", "1.5"),
+        ("LEYLINE_ALLOWED_HOSTS", "a.example b.example"),
+        ("LEYLINE_UDS", ""),
+    ):
+        monkeypatch.setenv(name, value)
+    keys = ["--api-key", "k1", "--api-key", "k2"]
+    assert run("serve", *keys, "--max-num-seqs", "3", "--log-level", "error") == 0
+    level, (engine, server) = served
+    assert (level, engine.model, engine.max_num_seqs, engine.progress) == (
+        "error",
+        folder,
+        3,
+        False,
+    )
+    assert (server.api_key, server.port, server.shutdown_timeout_s) == (("k1", "k2"), 0, 1.5)
+    assert (server.allowed_hosts, server.uds) == (("a.example", "b.example"), "")
+    assert "Authorization: Bearer KEY" in capsys.readouterr().out
+    assert run("serve", folder, "--shutdown-timeout", "4") == 0  # as it is called elsewhere
+    assert served[-1][1].shutdown_timeout_s == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "eighty"),
+        ("METRICS", "maybe"),
+        ("SESSION_TTL_S", "soon"),
+        ("API_KEY", ""),
+        ("API_KEY", " "),
+        ("DTYPE", "int4"),
+    ],
+)
+def test_a_wrong_variable_ends_with_2_and_one_line_that_names_it(
+    name: str, value: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"LEYLINE_{name}", value)
+    assert run("serve") == 2
+    assert name.lower() in one_line(capsys).lower()
 
 
 def test_the_doctor_tells_people_and_programs(tiny_folder: Folder, capsys: Output) -> None:

@@ -1,31 +1,39 @@
-"""Run the application on a socket until a signal says stop."""
+"""Run the application on a socket until a signal says stop.
+
+The server answers from the start, on a thread of its own: while the model loads on the main
+thread, it says that. Signals reach the main thread. The first one has running requests end, for as
+long as they may, and refuses new ones; the second one ends them.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 import uvicorn
 
-from leyline.errors import ConfigError
+from leyline.server import sockets
 from leyline.server.app import create_app
+from leyline.server.connection import MAX_HEADER_BYTES, limited
+from leyline.server.front import Front
+from leyline.server.keys import Keyring
 from leyline.server.settings import ServerConfig
 from leyline.server.surface import ServedEngine
 from leyline.server.worker import Worker
 
-logger = logging.getLogger(__name__)
-
-# uvicorn's other HTTP parser has no limit on the size of a header.
-_PARSER = "h11"
-_MAX_HEADER_BYTES = 64 * 1024
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # How long a client that does not read may hold up the end.
 _CLOSING_SECONDS = 5
+_LOOK_SECONDS = 0.05
+
+Loading = Callable[[], AbstractContextManager[ServedEngine]]
+"""Loads an engine: what it returns is entered for the engine, and left when serving has ended."""
 
 
 def print_ready(url: str) -> None:
@@ -39,108 +47,162 @@ def serve(
     *,
     on_ready: Callable[[str], None] = print_ready,
 ) -> None:
-    """Serve `engine` until SIGINT or SIGTERM; open requests then end with an error.
+    """Serve `engine` until SIGINT or SIGTERM.
 
-    A second signal does not wait for connections to close. The engine is left open and idle: who
-    made it closes it. `on_ready` is called with the URL once requests are accepted.
+    Open requests then have `shutdown_timeout_s` to end; what is left of them ends with an error,
+    at once after a second signal. The engine is left open and idle: who made it closes it.
+    `on_ready` is called with the URL once requests are accepted.
 
     Raises:
-        ConfigError: if the address cannot be listened on.
+        ConfigError: if the address cannot be listened on, or a file of keys or of TLS not be read.
+    """
+    serve_loading(lambda: nullcontext(engine), config, on_ready=on_ready)
+
+
+def serve_loading(
+    load: Loading,
+    config: ServerConfig | None = None,
+    *,
+    on_ready: Callable[[str], None] = print_ready,
+) -> None:
+    """Listen at once, and serve the engine that `load` returns; see `serve`.
+
+    Raises:
+        ConfigError: see `serve`.
+        LeylineError: what `load` raises.
+        KeyboardInterrupt: if a signal came while it loaded.
     """
     config = config or ServerConfig()
-    with _listen(config) as listener:
-        worker = Worker(engine)
-        worker.start()
+    sockets.check_certificate(config)
+    sockets.warn_of_strangers(config, has_keys=bool(Keyring.of(config)))
+    sockets.allow_connections(config.max_connections)
+    with sockets.listening(config) as listener, _signals() as signals:
+        front = Front()
+        server = _Background(uvicorn.Server(_uvicorn(front, config)), listener, signals)
+        with server, load() as engine:
+            worker = Worker(engine)
+            worker.start()
+            try:
+                front.app = create_app(worker, config)
+                on_ready(sockets.url_of(config, listener))
+                _wait(server, signals)
+                _drain(worker, signals, config.shutdown_timeout_s)
+            finally:
+                worker.stop()
+
+
+class _Background:
+    """uvicorn on a thread of its own, for as long as a `with` block lasts."""
+
+    def __init__(self, server: uvicorn.Server, listener: socket.socket, signals: _Signals) -> None:
+        self._server = server
+        self._listener = listener
+        self._signals = signals
+        self._thread = threading.Thread(target=self._run, name="leyline-http", daemon=True)
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> _Background:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._server.should_exit = True
+        while self.is_running:
+            self._server.force_exit |= self._signals.came(_LOOK_SECONDS) or self._signals.forced
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread lives."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
         try:
-            _Server(worker, config, listener, on_ready).run(sockets=[listener])
-        finally:
-            worker.stop()
+            self._server.run(sockets=[self._listener])
+        except BaseException as error:
+            self._error = error
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with three changes.
+class _Signals:
+    """The signals that have come; a queue that a signal's handler may put into at any moment.
 
-    It says when it is ready, ends the requests before it waits for their connections to close,
-    and returns after a signal instead of raising that signal again.
+    Attributes:
+        loading: Whether the model loads, which a signal breaks off.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        config: ServerConfig,
-        listener: socket.socket,
-        on_ready: Callable[[str], None],
-    ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                create_app(worker, config),
-                http=_PARSER,
-                h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-                lifespan="off",
-                timeout_graceful_shutdown=_CLOSING_SECONDS,
-                access_log=False,
-                log_config=None,
-                server_header=False,
-            )
-        )
-        self._worker = worker
-        self._on_ready = on_ready
-        self._url = _url(config.host, listener.getsockname()[1])
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[int] = SimpleQueue()
+        self._count = 0
+        self.loading = True
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, then say so."""
-        await super().startup(sockets=sockets)
-        if self.started:
-            self._on_ready(self._url)
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """Note a signal."""
+        self._queue.put(number)
+        if self.loading:
+            self.loading = False
+            raise KeyboardInterrupt
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the requests, then the connections."""
-        await asyncio.to_thread(self._worker.stop)
-        await super().shutdown(sockets=sockets)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Take the signals over while serving, where Python allows it."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+    def came(self, seconds: float) -> bool:
+        """Wait for a signal; whether one came in time."""
         try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            self._queue.get(timeout=seconds)
+        except Empty:
+            return False
+        self._count += 1
+        return True
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at the first signal, at once at the second."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+    @property
+    def forced(self) -> bool:
+        """Whether a second one was seen: everything is to end at once."""
+        return self._count > 1
 
 
-def _listen(config: ServerConfig) -> socket.socket:
-    """A listening socket, so that a port that is taken is found out before anything starts."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+@contextmanager
+def _signals() -> Generator[_Signals, None, None]:
+    """Take the signals over, where Python allows it."""
+    signals = _Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    previous = {number: signal.signal(number, signals.handle) for number in _SIGNALS}
     try:
-        listener = socket.create_server((config.host, config.port), family=family)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise ConfigError(
-            f"Cannot listen on {config.host}, port {config.port}: {reason}. "
-            "Choose another address with --host or --port.",
-            param="port",
-        ) from error
-    if not config.is_loopback:
-        logger.warning(
-            "Listening on %s: whoever can reach this address can use the server.", config.host
-        )
-    return listener
+        yield signals
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _url(host: str, port: int) -> str:
-    """The address to type into a client."""
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _wait(server: _Background, signals: _Signals) -> None:
+    """Wait for the first signal, or for the end of the server."""
+    signals.loading = False
+    while server.is_running and not signals.came(1.0):
+        pass
+
+
+def _drain(worker: Worker, signals: _Signals, seconds: float) -> None:
+    """Let open requests end, for a time, or until a second signal."""
+    worker.drain()
+    deadline = time.monotonic() + seconds
+    while worker.num_open and time.monotonic() < deadline:
+        if signals.came(_LOOK_SECONDS):
+            return
+
+
+def _uvicorn(front: Front, config: ServerConfig) -> uvicorn.Config:
+    """uvicorn's own options; its log says nothing that ours does not."""
+    return uvicorn.Config(
+        front,
+        http=limited(config.max_connections),
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=config.idle_timeout_s,  # type: ignore[arg-type]  # a number will do
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
+        root_path=config.root_path,
+        ssl_keyfile=config.ssl_keyfile or None,
+        ssl_certfile=config.ssl_certfile or None,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+    )

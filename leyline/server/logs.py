@@ -68,12 +68,14 @@ def request_id(asked: str | None) -> str:
 
 
 def configure(level: str) -> None:
-    """Have the process write its log to standard error, one line a record; for `leyline serve`."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    """Have the process log to standard error, a line a record; for `leyline serve` alone."""
+    logging.basicConfig()
     root = logging.getLogger()
-    root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    for handler in root.handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells of every start and stop
 
 
 def log_access(exchange: Exchange, route: str, status: int) -> None:

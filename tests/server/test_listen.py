@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from leyline.errors import ConfigError
 from leyline.server import ServerConfig, serve
@@ -20,19 +23,21 @@ from .fake_engine import FakeEngine
 
 HERE = Path(__file__).parent
 SCRIPT = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
 from fake_engine import FakeEngine
 from leyline.server import ServerConfig, serve
-serve(FakeEngine(gated=sys.argv[2] == "gated"), ServerConfig(port=0))
+options = {"port": 0, "access_log": False, **json.loads(sys.argv[3])}
+engine = FakeEngine(gated=sys.argv[2] == "gated", max_model_len=100_000)
+serve(engine, ServerConfig(**options))
 print("stopped", flush=True)
 """
 
 
 @contextmanager
-def served(kind: str = "free") -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(kind: str = "free", **options: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server's process and URL; it must end by itself if it was told to."""
-    command = [sys.executable, "-c", SCRIPT, str(HERE), kind]
+    command = [sys.executable, "-c", SCRIPT, str(HERE), kind, json.dumps(options)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE.parents[1]
     ) as process:
@@ -47,6 +52,12 @@ def served(kind: str = "free") -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def client_of(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+
+
+def streamed(client: openai.OpenAI, content: str = "x") -> openai.Stream[ChatCompletionChunk]:
+    return client.chat.completions.create(
+        model="fake-model", messages=[{"role": "user", "content": content}], stream=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -130,16 +141,45 @@ def test_a_stream_given_up_in_the_middle_frees_its_request() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_streams_and_then_the_process(number: signal.Signals) -> None:
-    with served("gated") as (process, url), client_of(url) as client:
-        stream = client.chat.completions.create(
-            model="fake-model", messages=[{"role": "user", "content": "x"}], stream=True
-        )
+    with served("gated", shutdown_timeout_s=0) as (process, url), client_of(url) as client:
+        stream = streamed(client)
         next(stream)
         process.send_signal(number)
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         output, errors = process.communicate()
         assert (process.returncode, output, errors) == (0, "stopped\n", "")
+
+
+def test_a_signal_lets_running_requests_end() -> None:
+    with served() as (process, url), client_of(url) as client:
+        stream = streamed(client, "long " * 5000)
+        text = next(stream).choices[0].delta.content or ""
+        process.send_signal(signal.SIGTERM)
+        text += "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == "you said: user: " + "long " * 5000 + "\n"
+        assert process.wait() == 0
+
+
+def test_a_draining_server_refuses_what_is_new_and_a_second_signal_forces_the_end() -> None:
+    with served("gated") as (process, url), client_of(url) as client:
+        stream = streamed(client)
+        next(stream)
+        assert httpx.get(url + "/health").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        while (health := httpx.get(url + "/health")).status_code == 200:
+            pass  # each look is an exchange with the server
+        assert health.status_code == 503 and health.json()["error"]["code"] == "draining"
+        assert httpx.get(url + "/live").status_code == 200
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.completions.create(model="fake-model", prompt="x")
+        assert refused.value.status_code == 503 and refused.value.code == "draining"
+        assert int(refused.value.response.headers["retry-after"]) > 0
+        assert refused.value.response.headers["connection"] == "close"
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        assert process.wait() == 0
 
 
 def test_a_header_that_is_too_large_is_refused() -> None:
