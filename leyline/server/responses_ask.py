@@ -16,13 +16,14 @@ from leyline.server.ask import Ask, Message, OutputForm
 from leyline.server.parsers.pieces import ToolUse
 from leyline.server.responses_schema import (
     AllowedTool,
+    Function,
     InputItem,
     ResponsesRequest,
     TextFormat,
     Tool,
     ToolChoice,
 )
-from leyline.server.schema_messages import MAX_MESSAGES
+from leyline.server.schema_messages import MAX_MESSAGES, MAX_TOOLS
 from leyline.server.session_names import SessionName
 
 ROLES = {"developer": "system"}  # templates know no developers
@@ -38,9 +39,6 @@ class Called(NamedTuple):
     def told(self) -> str:
         """What the model is told that it is called."""
         return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
-
-
-Function = tuple[Called, Tool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,21 +222,24 @@ def _call(item: InputItem) -> Mapping[str, Any]:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _functions(
-    tools: Iterable[Tool], namespace: str | None = None
-) -> Iterator[tuple[Called, Tool]]:
-    """The functions among tools, and those one namespace deep."""
+def _functions(tools: Iterable[Tool]) -> Iterator[tuple[Called, Function]]:
+    """The functions among tools and in their namespaces."""
     for tool in tools:
         if tool.type == "function":
-            yield Called(tool.name or "", namespace), tool
-        elif tool.type == "namespace" and namespace is None:
-            yield from _functions(tool.tools or [], tool.name)
+            yield Called(tool.name or ""), tool
+        for function in tool.tools or ():
+            if tool.type == "namespace" and function.type == "function":
+                yield Called(function.name or "", tool.name), function
 
 
 def _distinct(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
     """The functions in the chat API's form, by their names."""
     found: dict[str, Mapping[str, Any]] = {}
     for one, tool in _functions(tools):
+        if len(found) == MAX_TOOLS:
+            raise InvalidRequestError(
+                f"There are too many functions; {MAX_TOOLS} are allowed.", param="tools"
+            )
         if one.told in found:
             raise InvalidRequestError("Two of the tools have the same name.", param="tools")
         told = {"description": tool.description, "parameters": tool.parameters}

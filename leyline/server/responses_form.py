@@ -28,6 +28,7 @@ from leyline.server.responses_items import (
 )
 from leyline.server.responses_schema import (
     TOOL_TYPES,
+    Function,
     ReasoningOptions,
     ResponsesRequest,
     TextFormat,
@@ -81,14 +82,14 @@ def heading_of(body: ResponsesRequest, response_id: str, created: int, model: st
     }
 
 
-def _told(tools: Iterable[Tool] | None) -> list[Body]:
+def _told(tools: Iterable[Function] | None) -> list[Body]:
     """Tools as they were sent, without those that were left out."""
     return [_told_tool(tool) for tool in tools or [] if tool.type in TOOL_TYPES]
 
 
-def _told_tool(tool: Tool) -> Body:
+def _told_tool(tool: Function) -> Body:
     told = tool.model_dump(include={"type", "name", "description"}, exclude_none=True)
-    if tool.type == "namespace":
+    if isinstance(tool, Tool) and tool.type == "namespace":
         return told | {"tools": _told(tool.tools)}
     return told | {"parameters": tool.parameters, "strict": tool.strict}
 

@@ -80,14 +80,17 @@ def _item_type(value: str) -> str:
     return value
 
 
-def _known_tools(value: Any) -> Any:
-    """Tools of other types without their fields, which may be anything."""
-    return [_known_tool(tool) for tool in value] if isinstance(value, list) else value
+def _only(*types: str) -> BeforeValidator:
+    """Takes the fields of all but tools of these types, since they may be anything."""
 
+    def bare(tool: Any) -> Any:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind not in types else tool
 
-def _known_tool(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return {"type": kind} if isinstance(kind, str) and kind not in TOOL_TYPES else tool
+    def check(value: Any) -> Any:
+        return [bare(tool) for tool in value] if isinstance(value, list) else value
+
+    return BeforeValidator(check)
 
 
 def _as_choice(value: Any) -> Any:
@@ -133,26 +136,39 @@ class InputItem(WireModel):
         return self
 
 
-class Tool(WireModel):
-    """A function that the model may call, or a namespace of functions."""
+class Function(WireModel):
+    """A function that the model may call."""
 
-    type: Annotated[Text, does("function or namespace; tools of other types are left out.")]
+    type: Annotated[Text, does("function; others are left out.")]
     name: Annotated[ToolName | None, does("What it is called.")] = None
     description: Annotated[Text | None, does("What it does.")] = None
     parameters: Annotated[Parameters | None, does("The JSON schema of its arguments.")] = None
-    strict: Annotated[bool | None, does("Given back; how strict a call is, its format says.")] = (
-        None
-    )
-    tools: Annotated[Tools | None, does("The functions of a namespace.")] = None
+    strict: Annotated[
+        bool | None,
+        does("Taken either way: where a call is demanded, its arguments follow the schema."),
+    ] = None
 
     @model_validator(mode="after")
-    def _named(self) -> Tool:
-        if self.type in TOOL_TYPES and self.name is None:
-            raise wrong("a tool needs a name")
+    def _named(self) -> Function:
+        if self.name is None and self.type == "function":
+            raise wrong("a function needs a name")
         return self
 
 
-Tools = Annotated[list[Tool], BeforeValidator(_known_tools), Field(max_length=MAX_TOOLS)]
+class Tool(Function):
+    """A function, or a namespace of functions."""
+
+    type: Annotated[Text, does("function or namespace; others are left out.")]
+    tools: Annotated[
+        Annotated[list[Function], _only("function"), Field(max_length=MAX_TOOLS)] | None,
+        does("The functions of a namespace."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _named_space(self) -> Tool:
+        if self.name is None and self.type == "namespace":
+            raise wrong("a namespace needs a name")
+        return self
 
 
 class AllowedTool(WireModel):
@@ -220,6 +236,7 @@ class ReasoningOptions(WireModel):
     summary: Annotated[Any, ignored("Reasoning is told as it is.")] = None
 
 
+Tools = Annotated[list[Tool], _only(*TOOL_TYPES), Field(max_length=MAX_TOOLS)]
 Items = Annotated[list[InputItem], BeforeValidator(_as_items), Field(max_length=MAX_ITEMS)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 Probability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]

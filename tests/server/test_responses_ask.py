@@ -189,6 +189,12 @@ def test_functions_are_told_in_the_chat_s_form_and_others_left_out() -> None:
     assert (use.choice, use.name, use.parallel) == ("auto", None, False)
 
 
+def test_a_namespace_in_a_namespace_is_left_out() -> None:
+    assert asked(tools=[{**CRM, "tools": [CRM, LOOK, {"type": "custom"}]}]).use.names == {
+        "crm__look"
+    }
+
+
 @pytest.mark.parametrize(
     ("choice", "names", "expected"),
     [
@@ -221,6 +227,18 @@ def test_a_choice_of_tools(choice: Any, names: set[str], expected: Any) -> None:
     ("tools", "choice", "says"),
     [
         ([LOOK, LOOK], None, "same name"),
+        (
+            [
+                {
+                    **CRM,
+                    "name": f"n{space}",
+                    "tools": [{**FIND, "name": f"f{n}"} for n in range(99)],
+                }
+                for space in range(9)
+            ],
+            None,
+            "512 are allowed",
+        ),
         ([CRM, {**FIND, "name": "crm__find"}], None, "same name"),
         (
             [LOOK],
@@ -242,6 +260,7 @@ def test_tools_that_make_no_sense_together_are_refused(tools: Any, choice: Any, 
         ({"tools": [{**LOOK, "parameters": {"type": "array"}}]}, "tools"),
         ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}]}, "tools"),
         ({"tools": ["look"]}, "tools"),
+        ({"tools": [{**CRM, "name": None}]}, "tools"),
         ({"tools": [LOOK] * 513}, "tools"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
