@@ -364,3 +364,57 @@ async def test_hanging_up_ends_the_request_and_keeps_nothing(
 async def test_odd_ids_are_not_found(connect: Connect, method: str, name: str) -> None:
     answer = await connect().open(method, f"{PATH}/{name}").finish()
     assert answer.status == 404 and name not in answer.error["message"]
+
+
+# -- tools ----------------------------------------------------------------------------------------
+
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+CRM = {"type": "namespace", "name": "crm", "description": "", "tools": [{**LOOK, "name": "find"}]}
+CALLS = (
+    'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "crm__find", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 200])
+async def test_calls_are_items_streamed_and_whole(connect: Connect, chunk: int) -> None:
+    fields = {"tools": [LOOK, CRM]}
+    client = connect(FakeEngine(reply=lambda _: CALLS, chunk=chunk))
+    whole = (await create(client, **fields)).json
+    message, look, find = whole["output"]
+    assert message["content"][0]["text"].strip() == "Let me see."
+    assert (look["type"], look["name"], json.loads(look["arguments"])) == (
+        *("function_call", "look", {"at": "é"}),
+    )
+    assert (find["name"], find["namespace"], find["arguments"]) == ("find", "crm", "{}")
+    assert look["call_id"] != find["call_id"] and whole["status"] == "completed"
+    events = events_of(await create(client, stream=True, **fields))
+    again = [{**item, "call_id": ""} for item in events[-1]["response"]["output"]]
+    tail = events[-1]["response"]["id"].removeprefix("resp_")
+    ours = whole["id"].removeprefix("resp_")
+    expected = [{**item, "call_id": ""} for item in whole["output"]]
+    assert json.dumps(again).replace(tail, "id") == json.dumps(expected).replace(ours, "id")
+
+
+async def test_calls_and_their_outputs_go_on_by_id(connect: Connect) -> None:
+    client = connect(FakeEngine(reply=lambda prompt: "blue" if "17" in prompt else CALLS))
+    first = (await create(client, tools=[LOOK, CRM])).json
+    outputs = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "17"}
+        for item in first["output"][1:]
+    ]
+    second = (await create(client, outputs, previous_response_id=first["id"], tools=[LOOK])).json
+    assert text_of(second) == "blue"
+    _, messages, _ = client.engine.seen[-1]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
+    names = [call["function"]["name"] for call in messages[1]["tool_calls"]]
+    assert names == ["look", "crm__find"]
+    assert [call["id"] for call in messages[1]["tool_calls"]] == [
+        message["tool_call_id"] for message in messages[2:]
+    ]
+
+
+async def test_without_tools_the_same_text_is_a_message(connect: Connect) -> None:
+    client = connect(FakeEngine(reply=lambda _: CALLS))
+    assert said(await create(client)) == CALLS
+    assert said(await create(client, tools=[LOOK], tool_choice="none")) == CALLS
