@@ -6,6 +6,7 @@ The one path of all chat APIs; what differs between them is how they spell an `A
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -14,18 +15,21 @@ from fastapi import Request
 
 from leyline.errors import CapacityError, InvalidRequestError, QuotaError, SessionBusyError
 from leyline.events import Completion, Delta, EngineEvent, Failure
-from leyline.rendering import Rendering
+from leyline.rendering import Rendering, rendered
 from leyline.sampling import SamplingParams
-from leyline.server.ask import Ask, Call, Message, Over, Reply, Said
+from leyline.server.ask import NO_TOOLS, Ask, Call, Message, Over, Reply, Said
+from leyline.server.constraints import Start
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning
-from leyline.server.reading import Reading, plain
+from leyline.server.reading import Reading
 from leyline.server.serving import Serving
 from leyline.server.session_names import SessionName
 from leyline.server.wire import while_connected
 from leyline.server.worker import Submit, Subscription
+from leyline.tokenizer import Tokenizer
 from leyline.trimming import from_wire
 
 MAX_CHOICES = 16
+TAIL_CHARS = 100
 _SEEDS = 2**64
 
 
@@ -182,16 +186,47 @@ def _check(asked: Ask) -> None:
 
 
 async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
+    """Do what takes time: trim, look at the prompt's end, compile."""
+    chosen, use = serving.chosen, asked.use
+    told = use if use.choice != "none" else NO_TOOLS
     rendering = Rendering(
-        tools=asked.use.tools if asked.use.choice != "none" else (),
+        tools=told.tools if chosen.tool.native else (),
         variables=asked.variables,
         opens_reply=asked.opens_reply,
         continues_reply=asked.continues_reply,
     )
-    messages, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
+    trimmed, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
+    messages = chosen.tool.prompted(trimmed, told)
+    tail = ""
+    if chosen.reasoning.begin:
+        tail = await serving.beside(_tail, serving.worker.engine.tokenizer, messages, rendering)
+    start = await serving.constraints.of_reply(asked.form, use, tail)
+    params = replace(asked.params, shown=(*asked.params.shown, *chosen.markers(told)))
     choices = range(asked.num_choices)
-    params = [seeded(asked.params, index) for index in choices]
-    return _Prepared(messages, edits, rendering, params, [plain(index) for index in choices])
+    return _Prepared(
+        messages,
+        edits,
+        rendering,
+        [constrained(seeded(params, index), start) for index in choices],
+        [Reading(index, chosen.parser(told, tail)) for index in choices],
+    )
+
+
+def constrained(params: SamplingParams, start: Start | None) -> SamplingParams:
+    """The parameters of one choice, which has a constraint of its own."""
+    return params if start is None else replace(params, constraint=start())
+
+
+def _tail(tokenizer: Tokenizer, messages: Sequence[Message], rendering: Rendering) -> str:
+    """The end of the prompt: what stands in front of the last question has no part in it.
+
+    So only that is rendered, unless the template wants more.
+    """
+    asked = [at for at, message in enumerate(messages) if message.get("role") == "user"]
+    for first in dict.fromkeys((asked[-1] if asked else 0, 0)):
+        with suppress(InvalidRequestError):
+            return rendered(tokenizer, messages[first:], rendering)[-TAIL_CHARS:]
+    return ""  # the engine says what is wrong
 
 
 def _submit(
@@ -214,14 +249,8 @@ def _submit(
 
 
 def _prompt_ids(serving: Serving, prepared: _Prepared) -> list[int]:
-    tokenizer, rendering = serving.worker.engine.tokenizer, prepared.rendering
-    text = tokenizer.render(
-        prepared.messages,
-        tools=rendering.tools,
-        add_generation_prompt=rendering.opens_reply,
-        **rendering.variables,
-    )
-    return tokenizer.encode(text)
+    tokenizer = serving.worker.engine.tokenizer
+    return tokenizer.encode(rendered(tokenizer, prepared.messages, prepared.rendering))
 
 
 async def _collected(answer: Answer) -> list[Reply]:

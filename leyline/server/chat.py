@@ -112,7 +112,7 @@ def routes(serving: Serving) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream."""
         serving.check_model(body.model)
-        asked = asked_of(body, request)
+        asked = asked_of(serving, body, request)
         form = ChatForm(serving.worker.engine.tokenizer, body)
         running = None
         if body.wants_running_usage:
@@ -120,7 +120,7 @@ def routes(serving: Serving) -> APIRouter:
         answer = await ask(serving, request, asked)
         manner = Manner(
             stream=bool(body.stream),
-            include_usage=body.wants_usage,
+            include_usage=body.wants_usage or serving.config.force_usage,
             running_from=running,
             num_choices=body.num_choices,
             request_id=body.request_id,
@@ -131,13 +131,14 @@ def routes(serving: Serving) -> APIRouter:
     return router
 
 
-def asked_of(body: ChatRequest, request: Request) -> Ask:
+def asked_of(serving: Serving, body: ChatRequest, request: Request) -> Ask:
     """What a body asks for.
 
     Raises:
         InvalidRequestError: If its fields exclude each other.
     """
     body.check()
+    headers = request.headers if serving.config.session_headers else {}
     return Ask(
         messages=body.rendered(),
         params=body.sampling(),
@@ -145,7 +146,7 @@ def asked_of(body: ChatRequest, request: Request) -> Ask:
         use=body.use(),
         form=body.form(),
         num_choices=body.num_choices,
-        session=session_name(body.session_id, body.prompt_cache_key, request.headers),
+        session=session_name(body.session_id, body.prompt_cache_key, headers),
         edit_mode=body.edit_mode,
         context_management=body.context_management,
         variables=body.variables(),

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from leyline.events import Completion
 from leyline.sampling import SamplingParams
-from leyline.server.answer import Answer, seeded
+from leyline.server.answer import Answer, constrained, seeded
 from leyline.server.ask import Over, Reply, Said
 from leyline.server.bodies import StrictRoute
 from leyline.server.chat import stop_reason
@@ -146,7 +146,7 @@ def routes(serving: Serving) -> APIRouter:
         answer = await _submitted(serving, request, body)
         manner = Manner(
             stream=bool(body.stream),
-            include_usage=body.wants_usage,
+            include_usage=body.wants_usage or serving.config.force_usage,
             running_from=running,
             num_choices=body.num_choices,
             request_id=body.request_id,
@@ -159,8 +159,10 @@ def routes(serving: Serving) -> APIRouter:
 async def _submitted(serving: Serving, request: Request, body: CompletionRequest) -> Answer:
     """Submit a request a choice, all of them or none."""
     salt, params = salt_of(request, body.cache_salt), body.sampling()
+    compiling = serving.constraints.of_text(body.form())
+    start = await while_connected(request.receive, compiling)
     submits = [
-        _submit(serving, prompt, seeded(params, index), salt)
+        _submit(serving, prompt, constrained(seeded(params, index), start), salt)
         for prompt in body.prompt
         for index in range(body.num_choices)
     ]

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from leyline.events import Completion, Delta
 from leyline.server.ask import EndReason, Over, Said
-from leyline.server.parsers.pieces import CallHead, Content, Parser, Piece, Reasoning
+from leyline.server.parsers.pieces import CallHead, Content, Piece
+
+
+class Reader(Protocol):
+    """Reads a reply and counts the tokens of its reasoning; see `parsers.choosing.ReplyParser`."""
+
+    reasoning_tokens: int
+
+    def push(self, text: str, num_tokens: int = 0) -> list[Piece]:
+        """Read more text, which came in so many tokens."""
+        ...
+
+    def flush(self) -> list[Piece]:
+        """The reply is over."""
+        ...
 
 
 class Plain:
-    """The parser of a reply without markup: all of it is content."""
+    """The reader of a reply without markup: all of it is content."""
 
-    def push(self, text: str) -> list[Piece]:
+    reasoning_tokens = 0
+
+    def push(self, text: str, num_tokens: int = 0) -> list[Piece]:
         """Whatever comes is content."""
         return [Content(text)] if text else []
 
@@ -24,43 +42,33 @@ class Reading:
 
     Args:
         index: Which choice.
-        parser: A fresh one, for this reply.
+        reader: A fresh one, for this reply.
     """
 
-    def __init__(self, index: int, parser: Parser) -> None:
+    def __init__(self, index: int, reader: Reader) -> None:
         self._index = index
-        self._parser = parser
-        self._calls = 0
-        self._waiting = 0
-        self._reasoning_tokens = 0
+        self._reader = reader
+        self._has_calls = False
 
     def said(self, delta: Delta) -> Said:
         """A piece of the reply."""
-        pieces = self._noted(self._parser.push(delta.text), len(delta.token_ids))
-        return Said(self._index, pieces, delta.token_ids, delta.logprobs)
+        pieces = self._reader.push(delta.text, len(delta.token_ids))
+        return self._told(pieces, delta)
 
     def ended(self, completion: Completion) -> list[Said | Over]:
         """The end of the reply, behind what was held back of it."""
-        rest = self._noted(self._parser.flush(), 0)
-        over = Over(self._index, self._reason(completion), completion, self._reasoning_tokens)
-        return [Said(self._index, rest), over] if rest else [over]
-
-    def _reason(self, completion: Completion) -> EndReason:
+        rest = self._told(self._reader.flush())
         stopped = completion.finish_reason == "stop"
-        return "tool_calls" if stopped and self._calls else completion.finish_reason
+        reason: EndReason = (
+            "tool_calls" if stopped and self._has_calls else completion.finish_reason
+        )
+        over = Over(self._index, reason, completion, self._reader.reasoning_tokens)
+        return [rest, over] if rest.pieces else [over]
 
-    def _noted(self, pieces: list[Piece], num_tokens: int) -> tuple[Piece, ...]:
-        """Count calls and reasoning tokens.
-
-        Tokens whose text is held back are counted with the pieces that come next, and tokens that
-        give pieces of two kinds with the first of them.
-        """
-        self._calls += sum(isinstance(piece, CallHead) for piece in pieces)
-        self._waiting += num_tokens
-        if pieces:
-            self._reasoning_tokens += isinstance(pieces[0], Reasoning) * self._waiting
-            self._waiting = 0
-        return tuple(pieces)
+    def _told(self, pieces: list[Piece], delta: Delta | None = None) -> Said:
+        self._has_calls |= any(isinstance(piece, CallHead) for piece in pieces)
+        tokens, logprobs = ((), ()) if delta is None else (delta.token_ids, delta.logprobs)
+        return Said(self._index, tuple(pieces), tokens, logprobs)
 
 
 def plain(index: int) -> Reading:

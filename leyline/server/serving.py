@@ -8,12 +8,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar
 
 from leyline.errors import ModelNotFoundError
 from leyline.rendering import PLAIN, Rendering
+from leyline.server.constraints import Constraints
 from leyline.server.failures import quoted
+from leyline.server.parsers.choosing import Chosen, choose
 from leyline.server.settings import ServerConfig
 from leyline.server.worker import Worker
 
@@ -28,7 +30,7 @@ def _policy_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_POLICY_THREADS, thread_name_prefix="leyline-policies")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Serving:
     """The state behind the routes; it does not change while the server runs.
 
@@ -37,12 +39,33 @@ class Serving:
         config: The server's options.
         started: When the server was built, in whole seconds since 1970.
         policies: Threads that policies run on.
+
+    Raises:
+        ConfigError: If the options name a parser that there is not.
     """
 
     worker: Worker
     config: ServerConfig
     started: int = field(default_factory=lambda: int(time.time()))
     policies: ThreadPoolExecutor = field(default_factory=_policy_threads)
+
+    def __post_init__(self) -> None:
+        _ = self.chosen
+
+    @cached_property
+    def chosen(self) -> Chosen:
+        """What the model writes its calls and its reasoning in."""
+        template = self.worker.engine.tokenizer.template
+        return choose(
+            None if template is None else template.source,
+            self.config.tool_call_parser,
+            self.config.reasoning_parser,
+        )
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """Compiles what replies must look like."""
+        return Constraints(self.worker.engine.tokenizer, self.chosen)
 
     @property
     def model_name(self) -> str:
@@ -52,7 +75,7 @@ class Serving:
     @property
     def keep_alive_s(self) -> float | None:
         """Seconds of silence in a stream after which a comment is sent; None sends none."""
-        return getattr(self.config, "sse_keep_alive_interval_s", None) or None
+        return self.config.sse_keep_alive_interval_s or None
 
     def check_model(self, name: str | None) -> None:
         """Accept the served name or none at all.

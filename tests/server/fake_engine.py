@@ -54,16 +54,26 @@ VOCAB_SIZE = 0x110000
 PAUSE_SECONDS = 0.001
 
 
-class FakeTokenizer:
-    """Every character is a token; a conversation is a line a message."""
+@dataclass
+class FakeTemplate:
+    """What tells the formats of a model: one that writes calls as Hermes does, without thoughts."""
 
-    vocab_size = 1024
+    source: str = 'tools tool_calls <tool_call> {"arguments": }'
+
+
+@dataclass
+class FakeTokenizer:
+    """Every character is a token; a conversation is a line a message, and how the reply begins."""
+
+    template: FakeTemplate | None = field(default_factory=FakeTemplate)
+    opening: str = ""
+    vocab_size: int = 1024
+    bos_id: int | None = None
     stop_ids = frozenset({0})
-    bos_id = None
-    template = None
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
-        return list(map(ord, text))
+        front = [] if self.bos_id is None or not bos else [self.bos_id]
+        return front + list(map(ord, text))
 
     encode_plain = encode
 
@@ -73,8 +83,10 @@ class FakeTokenizer:
     def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
         return _character(token_id).encode("utf-8", "replace")
 
+    part_separator = "\n"
+
     def stream(self, *, skip_special: bool = True) -> TextStream:
-        return TextStream(self, skip_special)  # type: ignore[arg-type]
+        return TextStream(self, frozenset())  # type: ignore[arg-type]
 
     def render(
         self,
@@ -86,7 +98,7 @@ class FakeTokenizer:
     ) -> str:
         head = "".join(f"tool: {tool['function']['name']}\n" for tool in tools or ())
         lines = (f"{one['role']}: {content_text(one['content'])}\n" for one in messages)
-        return head + "".join(lines)
+        return head + "".join(lines) + (self.opening if add_generation_prompt else "")
 
 
 @dataclass
