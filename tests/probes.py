@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from leyline import Engine
-from leyline.batch import Batch, Extend
+from leyline.batch import Batch, Extend, StepOutput
 from leyline.context import Context
 from leyline.events import Completion, EngineEvent, Failure
 from leyline.executor import Executor
@@ -137,9 +137,10 @@ class ForcedExecutor(Executor):
 
     replies: Iterator[int]
 
-    def _sample(self, extends: tuple[Extend, ...], hidden: Tensor) -> dict[int, int]:
+    def _sample(self, extends: tuple[Extend, ...], hidden: Tensor) -> StepOutput:
         sampled = super()._sample(extends, hidden)
-        return {sequence_id: next(self.replies, token) for sequence_id, token in sampled.items()}
+        said = {number: next(self.replies, token) for number, token in sampled.tokens.items()}
+        return dataclasses.replace(sampled, tokens=said)
 
 
 def force(engine: Engine, replies: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leyline.batch import Batch, Broken, Event
+from leyline.batch import Batch, Broken, Event, StepOutput
 from leyline.context import Context
 from leyline.policy import Policy
 from leyline.rows import count_afresh
@@ -118,6 +118,10 @@ class Faulty(Trace):
             super().land(batch)
         finally:
             scheduler.commit = commit
+
+    def refuse(self, output: StepOutput) -> StepOutput:
+        """It has faults of its own, and putting things in order afterwards is no place for one."""
+        return output
 
     def follow(self, event: Event, *args: Any) -> None:
         if not isinstance(event, Broken):

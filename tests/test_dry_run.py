@@ -43,7 +43,11 @@ class Dreaming(Executor):
 
     def run(self, batch: Batch) -> StepOutput:
         return StepOutput(
-            {op.sequence_id: made_up(op.sequence_id, op.step) for op in batch.extends if op.sample}
+            {
+                op.sequence_id: made_up(op.sequence_id, op.draw.step)
+                for op in batch.extends
+                if op.draw
+            }
         )
 
 
