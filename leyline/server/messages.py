@@ -1,8 +1,7 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`, as Anthropic's clients send them.
 
 Their `anthropic-beta` header and the query `?beta=true` change nothing: what they stand for is
-told from the body. Add `messages_errors.MessagesErrors` around the application that has these
-routes, so that their errors have Anthropic's shape.
+told from the body. Their errors get Anthropic's shape on the way out; see `messages_errors`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from leyline.server.ask import Ask, Over
 from leyline.server.bodies import StrictRoute
 from leyline.server.failures import error_body, unforeseen
 from leyline.server.messages_blocks import without_tags
-from leyline.server.messages_errors import anthropic_error
+from leyline.server.messages_errors import ERRORS, PATH, anthropic_error
 from leyline.server.messages_form import Events, Heading, opening
 from leyline.server.messages_history import begun, converted
 from leyline.server.messages_schema import CountTokensRequest, MessagesRequest
@@ -71,7 +70,7 @@ def routes(serving: Serving) -> APIRouter:
     """The routes of the Messages API."""
     router = APIRouter(route_class=MessagesRoute)
 
-    @router.post("/v1/messages")
+    @router.post(PATH, responses=ERRORS)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of events."""
         serving.check_model(body.model)
@@ -91,7 +90,7 @@ def routes(serving: Serving) -> APIRouter:
             pieces, over = await while_connected(request.receive, _said(answer))
         return Json(heading.whole(pieces, over))
 
-    @router.post("/v1/messages/count_tokens")
+    @router.post(PATH + "/count_tokens", responses=ERRORS)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation's prompt, and before it is shortened, if it is."""
         serving.check_model(body.model)
@@ -147,7 +146,7 @@ async def _events(answer: Answer, heading: Heading) -> AsyncGenerator[bytes, Non
         events = Events()
         async for one in answer:
             if isinstance(one, Over):
-                for event in events.ended(cut=one.reason == "length"):
+                for event in events.ended():
                     yield named_event(*event)
                 yield named_event("message_delta", heading.closing(one))
                 yield named_event("message_stop", {"type": "message_stop"})

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,6 +33,32 @@ _TYPES = {
 }
 _TOO_LONG = "prompt is too long: "  # clients look for these words, to shorten it and try again
 _NO_WORDS = "The request failed."
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong; `details` that a program needs may stand beside the rest."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class AnthropicError(BaseModel):
+    """The shape of errors of this API."""
+
+    type: Literal["error"]
+    error: ErrorDetail
+    request_id: str | None = None
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": AnthropicError, "description": "The request was refused."},
+    "5XX": {"model": AnthropicError, "description": "The server could not answer."},
+}
+"""What the routes of this API say of their errors in the OpenAPI document."""
 
 
 def anthropic_error(

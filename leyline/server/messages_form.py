@@ -124,9 +124,11 @@ def usage_of(over: Over) -> Body:
 def content_of(pieces: Iterable[Piece], over: Over) -> list[Body]:
     """The blocks of a whole answer.
 
-    A call that a limit cut short is left out: it could be run, with half of its arguments.
+    A call that a limit cut short is left out: it could be run, with half of its arguments. So is
+    one that has none, for what calls without any is the empty object.
     """
     runs = [list(run) for _, run in groupby(filter(_says, pieces), block_of)]
+    runs = [run for run in runs if not isinstance(run[-1], CallHead)]
     if runs and over.reason == "length" and _is_cut(runs[-1]):
         runs.pop()
     return [_block(run) for run in runs]
@@ -158,26 +160,21 @@ class Events:
             if self._first is None or block_of(self._first) != block_of(piece):
                 yield from self.ended()
                 self._first = piece
-            if not isinstance(piece, CallHead):
-                yield from self._opened(self._first)
-                yield self._event("content_block_delta", delta=_delta(piece))
+            if isinstance(piece, CallHead):
+                continue
+            if not self._is_open:
+                self._index, self._is_open = self._index + 1, True
+                yield self._event("content_block_start", content_block=_empty(self._first))
+            yield self._event("content_block_delta", delta=_delta(piece))
 
-    def ended(self, cut: bool = False) -> Iterator[Event]:
-        """The end of the present block, if there is one; `cut` if the reply ended at a limit."""
-        first, self._first = self._first, None
-        if first is not None and not cut:
-            yield from self._opened(first)
+    def ended(self) -> Iterator[Event]:
+        """The end of the present block, if one is open."""
         if self._is_open:
-            if isinstance(first, Reasoning):
+            if isinstance(self._first, Reasoning):
                 signed = {"type": "signature_delta", "signature": SIGNATURE}
                 yield self._event("content_block_delta", delta=signed)
             yield self._event("content_block_stop")
-        self._is_open = False
-
-    def _opened(self, first: Piece) -> Iterator[Event]:
-        if not self._is_open:
-            self._index, self._is_open = self._index + 1, True
-            yield self._event("content_block_start", content_block=_empty(first))
+        self._first, self._is_open = None, False
 
     def _event(self, name: str, **fields: Any) -> Event:
         return name, {"type": name, "index": self._index, **fields}
@@ -226,7 +223,7 @@ def _block(run: Sequence[Piece]) -> Body:
         return {"type": "text", "text": text}
     if isinstance(first, Reasoning):
         return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
-    arguments = _object(text) if text else {}
+    arguments = _object(text)
     return {**_empty(first), "input": {INVALID: text} if arguments is None else arguments}
 
 

@@ -6,21 +6,18 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 
 from leyline.errors import LeylineError
 from leyline.events import Completion, FinishReason, Usage
-from leyline.server import ServerConfig, answer
-from leyline.server import messages as routes_of_messages
+from leyline.server import answer
 from leyline.server.ask import Ask, EndReason, Over, Said
-from leyline.server.messages_errors import MessagesErrors
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Piece, Reasoning
-from leyline.server.serving import Serving
 
-from .client import Client
+from .fake_engine import FakeEngine, FakeTokenizer
 
 PATH = "/v1/messages"
 Script = list[Said | Over | LeylineError]
@@ -31,16 +28,12 @@ def body_of(content: Any = "hi", **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 1000, **fields}
 
 
-def with_messages(client: Client) -> Client:
-    """The client of an application that has the routes of this API."""
-    if not any(getattr(route, "path", "") == PATH for route in client.app.routes):
-        serve_messages(client.app, Serving(client.worker, ServerConfig()))
-    return client
-
-
-def serve_messages(app: FastAPI, serving: Serving) -> None:
-    app.include_router(routes_of_messages.routes(serving))
-    app.add_middleware(MessagesErrors)
+def knowing_tools(**fields: Any) -> FakeEngine:
+    """An engine whose chat template writes tools, calls, results and reasoning by itself."""
+    tokenizer = FakeTokenizer()
+    source = '<think></think>{{ tools }}{{ tool_calls }}<tool_call>{"arguments'
+    tokenizer.template = SimpleNamespace(source=source)  # type: ignore[assignment]
+    return FakeEngine(tokenizer=tokenizer, **fields)
 
 
 class Scripted(AbstractContextManager["Scripted"]):

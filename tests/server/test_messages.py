@@ -20,10 +20,10 @@ from .messages_scripts import (
     Scripted,
     body_of,
     called,
+    knowing_tools,
     over,
     said,
     script_answers,
-    with_messages,
 )
 
 pytestmark = pytest.mark.anyio
@@ -35,11 +35,11 @@ TOOL = {"name": "read", "input_schema": {"type": "object"}}
 
 @pytest.fixture
 def client(connect: Connect) -> Client:
-    return with_messages(connect())
+    return connect(knowing_tools())
 
 
 def gated(connect: Connect) -> Client:
-    return with_messages(connect(FakeEngine(gated=True)))
+    return connect(FakeEngine(gated=True))
 
 
 def events(answer: Answer) -> list[tuple[str, Any]]:
@@ -90,7 +90,7 @@ async def test_a_whole_answer(client: Client) -> None:
 
 
 async def test_a_stream(connect: Connect) -> None:
-    client = with_messages(connect(FakeEngine(reply=lambda _: "abcd")))
+    client = connect(FakeEngine(reply=lambda _: "abcd"))
     told = events(await client.post(PATH, body_of(stream=True)))
     assert [name for name, _ in told] == [
         "message_start",
@@ -169,7 +169,7 @@ async def test_claude_codes_header_names_a_session_that_can_be_done_without(
 
 
 async def test_limits_and_stop_sequences(connect: Connect) -> None:
-    client = with_messages(connect(FakeEngine(reply=lambda _: "abcdef")))
+    client = connect(FakeEngine(reply=lambda _: "abcdef"))
     answer = await client.post(PATH, body_of(max_tokens=2))
     assert answer.json["stop_reason"] == "max_tokens"
     assert answer.json["content"] == [{"type": "text", "text": "ab"}]
@@ -290,6 +290,37 @@ async def test_a_tool_loop(client: Client, monkeypatch: pytest.MonkeyPatch) -> N
     assert answered == {"role": "tool", "tool_call_id": "call_0", "content": "x"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_with_its_models_own_markup(connect: Connect, stream: bool) -> None:
+    call = '<tool_call>\n{"name": "read", "arguments": {"path": "/a"}}\n</tool_call>'
+    client = connect(knowing_tools(reply=lambda _: f"<think>hm</think>I look.\n{call}"))
+    body = body_of(tools=[TOOL], thinking={"type": "adaptive"}, stream=stream)
+    answer = await client.post(PATH, body)
+    if not stream:
+        thinking, text, use = answer.json["content"]
+        assert (thinking["thinking"], text["text"].strip()) == ("hm", "I look.")
+        assert (use["name"], use["input"]) == ("read", {"path": "/a"})
+        assert answer.json["stop_reason"] == "tool_use"
+        assert answer.json["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+        return
+    told = events(answer)
+    starts = [body["content_block"] for name, body in told if name == "content_block_start"]
+    assert [block["type"] for block in starts] == ["thinking", "text", "tool_use"]
+    deltas = [body["delta"] for name, body in told if name == "content_block_delta"]
+    assert "".join(one.get("partial_json", "") for one in deltas) == '{"path": "/a"}'
+    assert told[-2][1]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_no_cut_leaves_a_call_that_could_be_run(connect: Connect) -> None:
+    call = '<tool_call>\n{"name": "read", "arguments": {"path": "/a"}}\n</tool_call>'
+    client = connect(knowing_tools(reply=lambda _: call))
+    for cut in range(1, len(call) + 1):
+        answer = (await client.post(PATH, body_of(tools=[TOOL], max_tokens=cut))).json
+        inputs = [block["input"] for block in answer["content"] if block["type"] == "tool_use"]
+        assert answer["stop_reason"] == ("tool_use" if cut == len(call) else "max_tokens")
+        assert inputs == [{"path": "/a"}] or (inputs == [] and cut < len(call))
+
+
 async def test_an_error_in_a_stream_is_its_last_event(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +362,7 @@ async def test_hanging_up_gives_the_request_up(connect: Connect, stream: bool) -
 
 
 async def test_a_dead_engine_is_an_error_of_the_same_shape(connect: Connect) -> None:
-    client = with_messages(connect())
+    client = connect()
     client.worker.stop()
     answer = await client.post(PATH, body_of())
     error = error_of(answer)

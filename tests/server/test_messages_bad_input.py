@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from leyline.server import ServerConfig
-from leyline.server.messages_errors import MessagesErrors, anthropic_error
+from leyline.server.messages_errors import anthropic_error
 
 from .client import Answer, Client
 from .conftest import Connect
 from .fake_engine import FakeEngine
-from .messages_scripts import PATH, body_of, with_messages
+from .messages_scripts import PATH, body_of
 
 pytestmark = pytest.mark.anyio
 
@@ -126,7 +126,7 @@ MESSAGES: list[tuple[Any, str]] = [
 
 @pytest.fixture
 def client(connect: Connect) -> Client:
-    return with_messages(connect())
+    return connect()
 
 
 def refused(answer: Answer, status: int = 400, kind: str = "invalid_request_error") -> Any:
@@ -240,7 +240,7 @@ async def test_bodies_that_are_none(client: Client, raw: bytes) -> None:
 
 
 async def test_what_all_routes_refuse_has_the_shape_of_this_one(connect: Connect) -> None:
-    client = with_messages(connect(config=ServerConfig(max_body_bytes=10_000)))
+    client = connect(config=ServerConfig(max_body_bytes=10_000))
     refused(await client.get(PATH), 405)
     refused(await client.post(PATH + "/batches", {}), 404, "not_found_error")
     refused(await client.post(PATH, body_of(model="claude")), 404, "not_found_error")
@@ -259,7 +259,7 @@ async def test_other_routes_keep_their_own_shape(client: Client) -> None:
 
 
 async def test_a_prompt_that_is_too_long_is_told_as_clients_look_for_it(connect: Connect) -> None:
-    client = with_messages(connect(FakeEngine(max_model_len=10)))
+    client = connect(FakeEngine(max_model_len=10))
     for stream in (False, True):
         error = refused(await client.post(PATH, body_of("x" * 20, stream=stream)))
         assert error["message"].startswith("prompt is too long: ")
@@ -298,24 +298,24 @@ def test_the_shape_of_an_error(status: int, kind: str) -> None:
 
 
 async def test_a_requests_id_is_told_where_these_clients_look(client: Client) -> None:
-    """Whoever names requests does it in `x-request-id`."""
-    inner = client.app.middleware_stack or client.app.build_middleware_stack()
-
-    async def named(scope: Any, receive: Any, send: Any) -> None:
-        async def tell(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", b"req-7")]
-            await send(message)
-
-        await inner(scope, receive, tell)
-
-    outer = Client(MessagesErrors(named), client.worker, client.engine)  # type: ignore[arg-type]
-    good = await outer.post(PATH, body_of())
+    headers = {"x-request-id": "req-7"}
+    good = await client.post(PATH, body_of(), headers=headers)
     assert good.headers["request-id"] == "req-7" and good.status == 200
-    bad = await outer.post(PATH, {})
+    bad = await client.post(PATH, {}, headers=headers)
     assert bad.headers["request-id"] == bad.json["request_id"] == "req-7"
-    other = await outer.post("/v1/completions", {})
+    other = await client.post("/v1/completions", {}, headers=headers)
     assert "request-id" not in other.headers
+
+
+async def test_who_has_no_key_is_told_so_in_this_shape(connect: Connect) -> None:
+    client = connect(config=ServerConfig(api_key=("secret",)))
+    for path in (PATH, PATH + "/count_tokens", PATH + "/nothing"):
+        for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer wrong"}):
+            answer = await client.post(path, body_of(), headers=headers)
+            refused(answer, 401, "authentication_error")
+    assert client.engine.seen == []
+    for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
+        assert (await client.post(PATH, body_of(), headers=headers)).status == 200
 
 
 async def test_text_of_a_client_cannot_break_out_of_an_error(client: Client) -> None:

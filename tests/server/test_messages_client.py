@@ -14,20 +14,13 @@ import pytest
 import uvicorn
 
 from leyline.errors import CapacityError
-from leyline.server import ServerConfig, Worker, create_app
+from leyline.server import Worker, create_app
 from leyline.server.ask import Ask
 from leyline.server.messages_history import converted
 from leyline.server.messages_schema import MessagesRequest
-from leyline.server.serving import Serving
 
 from .fake_engine import FakeEngine
-from .messages_scripts import (
-    PATH,
-    Scripted,
-    random_script,
-    script_answers,
-    serve_messages,
-)
+from .messages_scripts import Scripted, random_script, script_answers
 
 NUM_SCRIPTS = 60
 TOOL: Any = {"name": "read", "description": "Reads.", "input_schema": {"type": "object"}}
@@ -38,12 +31,10 @@ EDITS: Any = [
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server on a thread, with the application's own routes and an engine that says it back."""
+    """A server on a thread, with an engine that says it back."""
     worker = Worker(FakeEngine())
     worker.start()
     app = create_app(worker)
-    if not any(getattr(route, "path", "") == PATH for route in app.routes):
-        serve_messages(app, Serving(worker, ServerConfig()))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

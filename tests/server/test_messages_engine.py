@@ -11,11 +11,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from leyline import Engine
-from leyline.server import ServerConfig, Worker, create_app
-from leyline.server.serving import Serving
+from leyline.server import Worker, create_app
 from tests.lockstep import tiny_engine
 
-from .messages_scripts import PATH, serve_messages
+from .messages_scripts import PATH
 
 Folder = Callable[[str], Path]
 WEATHER = "the weather in the land is 17 and rainy, the wind is north, and all is well in there"
@@ -36,10 +35,7 @@ def engine(tiny_folder: Folder) -> Iterator[Engine]:
 def client(engine: Engine) -> Iterator[TestClient]:
     worker = Worker(engine)
     worker.start()
-    app = create_app(worker)
-    if not any(getattr(route, "path", "") == PATH for route in app.routes):
-        serve_messages(app, Serving(worker, ServerConfig()))
-    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+    with TestClient(create_app(worker), base_url="http://127.0.0.1:8000") as client:
         yield client
     worker.stop()
 

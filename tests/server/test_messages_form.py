@@ -27,9 +27,9 @@ from .messages_scripts import called, over, random_script
 HEADING = Heading("msg-1", "m", 1000)
 
 
-def events_of(pieces: list[Piece], end: Over) -> list[dict[str, Any]]:
+def events_of(pieces: list[Piece]) -> list[dict[str, Any]]:
     events = Events()
-    told = [*events.said(pieces), *events.ended(cut=end.reason == "length")]
+    told = [*events.said(pieces), *events.ended()]
     assert all(name == body["type"] for name, body in told)
     return [body for _, body in told]
 
@@ -67,10 +67,10 @@ def test_every_kind_of_block_as_events() -> None:
         Reasoning("ink"),
         Content("hello"),
         *called(0, "f", '{"a":', " 1}"),
-        *called(1, "g"),
+        *called(1, "g", "{}"),
         Content(" bye"),
     ]
-    events = events_of(pieces, over("tool_calls"))
+    events = events_of(pieces)
     start, delta, stop = "content_block_start", "content_block_delta", "content_block_stop"
     use = {"type": "tool_use", "id": "call_0", "name": "f", "input": {}}
     assert events == [
@@ -91,6 +91,7 @@ def test_every_kind_of_block_as_events() -> None:
         {"type": delta, "index": 2, "delta": {"type": "input_json_delta", "partial_json": " 1}"}},
         {"type": stop, "index": 2},
         {"type": start, "index": 3, "content_block": use | {"id": "call_1", "name": "g"}},
+        {"type": delta, "index": 3, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
         {"type": stop, "index": 3},
         {"type": start, "index": 4, "content_block": {"type": "text", "text": ""}},
         {"type": delta, "index": 4, "delta": {"type": "text_delta", "text": " bye"}},
@@ -99,7 +100,8 @@ def test_every_kind_of_block_as_events() -> None:
 
 
 def test_the_same_as_a_whole_message() -> None:
-    pieces = [Reasoning("th"), Reasoning("ink"), *called(0, "f", '{"a":', " 1}"), *called(1, "g")]
+    calls = [*called(0, "f", '{"a":', " 1}"), *called(1, "g", "{}")]
+    pieces = [Reasoning("th"), Reasoning("ink"), *calls]
     assert HEADING.whole(pieces, over("tool_calls")) == {
         "id": "msg-1",
         "type": "message",
@@ -130,7 +132,7 @@ def test_events_add_up_to_the_whole(seed: int) -> None:
     end = script[-1]
     assert isinstance(end, Over)
     pieces = [piece for one in script if isinstance(one, Said) for piece in one.pieces]
-    assert accumulated(events_of(pieces, end)) == content_of(pieces, end)
+    assert accumulated(events_of(pieces)) == content_of(pieces, end)
 
 
 def test_events_do_not_depend_on_how_pieces_come() -> None:
@@ -151,12 +153,15 @@ def test_a_call_that_a_limit_cut_short_is_not_there(arguments: str) -> None:
     assert content_of(whole, over("length"))[2]["input"] == {"a": 1}
 
 
-def test_a_cut_call_opens_no_block_before_it_has_arguments() -> None:
-    pieces: list[Piece] = [Content("x"), CallHead(0, "c", "rm")]
-    kinds = [event["type"] for event in events_of(pieces, over("length"))]
+def test_a_call_without_arguments_is_none() -> None:
+    pieces: list[Piece] = [Content("x"), CallHead(0, "c", "rm"), CallArguments(0, "")]
+    kinds = [event["type"] for event in events_of(pieces)]
     assert kinds == ["content_block_start", "content_block_delta", "content_block_stop"]
-    kinds = [event["type"] for event in events_of(pieces, over("tool_calls"))]
-    assert kinds[3:] == ["content_block_start", "content_block_stop"]
+    for reason in ("length", "tool_calls"):
+        assert content_of(pieces, over(reason)) == [{"type": "text", "text": "x"}]
+    complete = [*pieces, CallArguments(0, "{}")]
+    assert content_of(complete, over("tool_calls"))[1]["input"] == {}
+    assert [event["type"] for event in events_of(complete)][3:] == kinds
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '"x"', "1", "{'a': 1}", '{"a": NaN}', '{"a": 1e999}'])
