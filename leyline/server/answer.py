@@ -19,7 +19,8 @@ from leyline.rendering import Rendering, rendered
 from leyline.sampling import SamplingParams
 from leyline.server.ask import NO_TOOLS, Ask, Call, Message, Over, Reply, Said
 from leyline.server.constraints import Start
-from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning
+from leyline.server.parsers.formats import ToolFormat
+from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning, ToolUse
 from leyline.server.reading import Reading
 from leyline.server.serving import Serving
 from leyline.server.session_names import SessionName
@@ -132,14 +133,30 @@ async def whole(request: Request, answer: Answer) -> list[Reply]:
         return await while_connected(request.receive, _collected(answer))
 
 
-async def count(serving: Serving, asked: Ask) -> int:
-    """Tokens of an ask's prompt, as its first turn would have it: after trimming, tools included.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model reads: its text, and its token ids [T]."""
+
+    text: str
+    ids: Sequence[int]
+
+
+async def prompt_of(serving: Serving, asked: Ask) -> Prompt:
+    """The prompt of an ask outside of any session: after trimming, tools included.
 
     Raises:
         LeylineError: If the messages do not render.
     """
-    prepared = await _prepared(serving, asked)
-    return len(await serving.beside(_prompt_ids, serving, prepared))
+    chosen = serving.chosen.tool
+    told, rendering = _told(asked), _rendering(asked, chosen)
+    trimmed, _ = await serving.trimmed(asked.messages, asked.context_management, rendering)
+    messages = chosen.prompted(trimmed, told)
+    return await serving.beside(_prompt, serving.worker.engine.tokenizer, messages, rendering)
+
+
+async def count(serving: Serving, asked: Ask) -> int:
+    """Tokens of that prompt; it raises the same."""
+    return len((await prompt_of(serving, asked)).ids)
 
 
 def in_session(name: SessionName, submit: Callable[[str | None], int]) -> Submit:
@@ -185,22 +202,35 @@ def _check(asked: Ask) -> None:
         )
 
 
-async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
-    """Do what takes time: trim, look at the prompt's end, compile."""
-    chosen, use = serving.chosen, asked.use
-    told = use if use.choice != "none" else NO_TOOLS
-    rendering = Rendering(
-        tools=told.tools if chosen.tool.native else (),
+def _told(asked: Ask) -> ToolUse:
+    """What the model is told of the tools: nothing, if it may not call any."""
+    return asked.use if asked.use.choice != "none" else NO_TOOLS
+
+
+def _rendering(asked: Ask, tool: ToolFormat) -> Rendering:
+    return Rendering(
+        tools=_told(asked).tools if tool.native else (),
         variables=asked.variables,
         opens_reply=asked.opens_reply,
         continues_reply=asked.continues_reply,
     )
+
+
+def _prompt(tokenizer: Tokenizer, messages: Sequence[Message], rendering: Rendering) -> Prompt:
+    text = rendered(tokenizer, messages, rendering)
+    return Prompt(text, tokenizer.encode(text))
+
+
+async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
+    """Do what takes time: trim, look at the prompt's end, compile."""
+    chosen, told = serving.chosen, _told(asked)
+    rendering = _rendering(asked, chosen.tool)
     trimmed, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
     messages = chosen.tool.prompted(trimmed, told)
     tail = ""
     if chosen.reasoning.begin:
         tail = await serving.beside(_tail, serving.worker.engine.tokenizer, messages, rendering)
-    start = await serving.constraints.of_reply(asked.form, use, tail)
+    start = await serving.constraints.of_reply(asked.form, asked.use, tail)
     params = replace(asked.params, shown=(*asked.params.shown, *chosen.markers(told)))
     choices = range(asked.num_choices)
     return _Prepared(
@@ -246,11 +276,6 @@ def _submit(
         )
 
     return submit
-
-
-def _prompt_ids(serving: Serving, prepared: _Prepared) -> list[int]:
-    tokenizer = serving.worker.engine.tokenizer
-    return tokenizer.encode(rendered(tokenizer, prepared.messages, prepared.rendering))
 
 
 async def _collected(answer: Answer) -> list[Reply]:

@@ -21,6 +21,7 @@ from leyline.server import (
     models,
     responses,
     sessions,
+    texts,
 )
 from leyline.server.doors import ANY_HOST, HostCheck, KeyCheck, WholeBody
 from leyline.server.instruments import Instruments
@@ -31,7 +32,7 @@ from leyline.server.serving import Serving
 from leyline.server.settings import LOOPBACK_HOSTS, ServerConfig
 from leyline.server.worker import Worker
 
-_API = (chat, completions, responses, messages, models, directives, sessions, cache)
+_API = (chat, completions, responses, messages, models, texts, directives, sessions, cache)
 
 
 class ErrorDetail(BaseModel):
