@@ -98,9 +98,20 @@ class Format(Protocol):
         native: Whether the model's chat template knows tools; else `prompted` tells of them.
     """
 
-    name: str
-    markers: tuple[str, ...]
-    native: bool
+    @property
+    def name(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """See above."""
+        ...
+
+    @property
+    def native(self) -> bool:
+        """See above."""
+        ...
 
     def parser(self, use: ToolUse) -> Parser:
         """A fresh parser of tool calls; what is none is content, character by character."""

@@ -159,7 +159,7 @@ def test_arguments_against_the_schema_are_refused(name: str, arguments: Any, spe
 def test_whatever_a_grammar_lets_a_model_write_is_read_as_calls(name: str, special: bool):
     schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in TOOLS}
     several = 0
-    for seed in range(12):
+    for seed in range(8):
         for use in (REQUIRED, ONE, NAMED):
             text = wandered(*matcher(name, use, special), random.Random(seed))
             said = read(Case("", name, text, use=use), [text])
