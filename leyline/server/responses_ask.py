@@ -128,6 +128,9 @@ def _sampling(body: ResponsesRequest) -> SamplingParams:
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(0, body.top_k or 0),  # -1 means "all" elsewhere, 0 means it here
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
         seed=body.seed,
         max_tokens=body.max_output_tokens,
         stop=tuple(body.stop),

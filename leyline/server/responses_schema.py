@@ -29,7 +29,7 @@ from leyline.server.fields import (
     wrong,
 )
 from leyline.server.schema_check import check_parameters, check_schema
-from leyline.server.schema_generation import MAX_TOP_K, Tops, Variables
+from leyline.server.schema_generation import MAX_TOP_K, Fraction, Penalty, Tops, Variables
 from leyline.server.schema_messages import MAX_MESSAGES, MAX_TOOLS, ToolName
 
 MAX_ITEMS = 4 * MAX_MESSAGES
@@ -248,7 +248,7 @@ class ResponsesRequest(WireModel):
     """Body of `POST /v1/responses`."""
 
     model: Annotated[Name | None, does("The served model; nothing means it too.")] = None
-    input: Annotated[Items, does("A text from the user, or the steps so far.")] = Field(
+    input: Annotated[Items, does("A text, or items: " + ", ".join(NEEDED) + ".")] = Field(
         default_factory=list[InputItem]
     )
     instructions: Annotated[
@@ -273,6 +273,15 @@ class ResponsesRequest(WireModel):
         Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None,
         does("Keeps so many likely tokens; 0 and -1 keep all."),
     ] = None
+    min_p: Annotated[
+        Fraction | None, does("Leaves out tokens below this part of the likeliest one's chance.")
+    ] = None
+    presence_penalty: Annotated[
+        Penalty | None, does("Taken off the logits of tokens that were generated.")
+    ] = None
+    frequency_penalty: Annotated[
+        Penalty | None, does("Taken off as often as they were generated.")
+    ] = None
     seed: Annotated[Int64 | None, does("Makes sampling reproducible.")] = None
     stop: Annotated[Stops, does("Strings that end the reply and are no part of it.")] = Field(
         default_factory=list[str]
@@ -286,7 +295,9 @@ class ResponsesRequest(WireModel):
         does(f"{LOGPROBS} tells log-probabilities; anything else is ignored."),
     ] = None
 
-    tools: Annotated[Tools | None, does("What the model may call.")] = None
+    tools: Annotated[
+        Tools | None, does("Functions and namespaces of functions; others are left out.")
+    ] = None
     tool_choice: Annotated[
         Annotated[ToolChoice, BeforeValidator(_as_choice)] | None,
         does("auto, none, required, one function, or allowed_tools."),
@@ -294,8 +305,12 @@ class ResponsesRequest(WireModel):
     parallel_tool_calls: Annotated[
         bool | None, does("Whether a reply may make several calls; true by default.")
     ] = None
-    text: Annotated[TextOptions | None, does("What the answer's text must be.")] = None
-    reasoning: Annotated[ReasoningOptions | None, does("How the model thinks.")] = None
+    text: Annotated[
+        TextOptions | None, does("Its format is text, json_object or json_schema; always enforced.")
+    ] = None
+    reasoning: Annotated[
+        ReasoningOptions | None, does("Its effort is told to the chat template.")
+    ] = None
     chat_template_kwargs: Annotated[
         Variables | None, does("More variables for the chat template.")
     ] = None
@@ -322,6 +337,11 @@ class ResponsesRequest(WireModel):
         Any, only(), refused("Refused: name a previous_response_id or a session_id.")
     ] = None
     prompt: Annotated[Any, only(), refused("Refused: there are no stored prompts.")] = None
+    messages: Annotated[Any, only(), refused("Refused: send input.")] = None
+    max_tokens: Annotated[Any, only(), refused("Refused: send max_output_tokens.")] = None
+    response_format: Annotated[Any, only(), refused("Refused: send text.format.")] = None
+    n: Annotated[Any, only(1), refused("Refused unless 1.")] = None
+    logit_bias: Annotated[Any, only({}), refused("Refused unless empty.")] = None
     truncation: Annotated[
         Literal["auto", "disabled"] | None, ignored("What does not fit is always refused.")
     ] = None

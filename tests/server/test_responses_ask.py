@@ -277,6 +277,11 @@ def test_tools_that_make_no_sense_together_are_refused(tools: Any, choice: Any, 
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"stream": "yes"}, "stream"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 2}, "n"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"session_id": "a b"}, "session_id"),
     ],
 )
@@ -292,6 +297,9 @@ def test_fields_reach_the_engine() -> None:
         temperature=0.5,
         top_p=0.9,
         top_k=-1,
+        min_p=0.1,
+        presence_penalty=0.2,
+        frequency_penalty=-2,
         seed=7,
         stop="x",
         max_output_tokens=9,
@@ -304,6 +312,7 @@ def test_fields_reach_the_engine() -> None:
     )
     params = ask.params
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 0.9, 0, 7)
+    assert (params.min_p, params.presence_penalty, params.frequency_penalty) == (0.1, 0.2, -2)
     assert (params.stop, params.max_tokens, params.logprobs) == (("x",), 9, 2)
     told = {"reasoning_effort": "none", "enable_thinking": False, "thinking": True}
     assert ask.variables == told
