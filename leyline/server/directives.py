@@ -73,6 +73,10 @@ def routes(serving: Serving) -> APIRouter:
     @router.post("/v1/directives")
     async def apply_directives(body: DirectivesRequest, request: Request) -> Response:
         """Edit a session's context: all of the directives, or none of them."""
+        with _counted_if_refused(worker, body):
+            return await carried_out(body, request)
+
+    async def carried_out(body: DirectivesRequest, request: Request) -> Response:
         key = idempotency_key(body, request.headers.getlist(IDEMPOTENCY_HEADER))
         asked = {
             "session_id": body.session_id,
@@ -84,20 +88,19 @@ def routes(serving: Serving) -> APIRouter:
             planning = worker.call(partial(engine.plan_directives, **asked))
             return Json(plan_body(await while_connected(request.receive, planning)))
         submit = partial(engine.submit_directives, **asked, idempotency_key=key)
-        with _counted_if_refused(worker, body):
-            result = await while_connected(request.receive, _result(worker, submit))
-        return Json(result_body(result))
+        return Json(result_body(await while_connected(request.receive, _result(worker, submit))))
 
     return router
 
 
 @contextmanager
 def _counted_if_refused(worker: Worker, body: DirectivesRequest) -> Generator[None, None, None]:
-    """Tell the observer of edits that do not come about."""
+    """Tell the observer of edits that do not come about; a plan was never to."""
     try:
         yield
     except LeylineError:
-        worker.observer.refused(directive.mode for directive in body.directives)
+        if not body.dry_run:
+            worker.observer.refused(directive.mode for directive in body.directives)
         raise
 
 
