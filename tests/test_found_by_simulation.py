@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leyline.batch import Edited
+from leyline.batch import Edited, Sampled
 from leyline.context import Context
 from leyline.directive import Directive, Mode
 from leyline.job import Job
@@ -40,7 +40,9 @@ class Turning:
     def reply(self, *tokens: int) -> None:
         """Sample these."""
         for token in tokens:
-            self.bench.step(token)
+            for event in self.bench.step(token):
+                if isinstance(event, Sampled):
+                    list(self.job.push(event))
 
     def edit(self, *directives: Directive) -> Edited:
         """An edit that commits at once."""
