@@ -52,6 +52,7 @@ FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 FP8 = "F8_E4M3"
 MAX_COPIERS = 4
 BATCH = 8  # tensors that a copier fills before it is given more
+KEPT_BYTES = 24 << 20  # holds every layer's projections, but not the head's
 # float16 overflows in these models' residual streams (vllm PR 13232), so it is never run in.
 RUN_DTYPES = {torch.float64: torch.float32, torch.float16: torch.bfloat16}
 
@@ -183,6 +184,7 @@ class Checkpoint:
         """Read parameters below one another, into a buffer that is used again; see `WeightSource`.
 
         Fresh memory costs more than the copying into it, and whoever packs a weight needs it once.
+        Only a head or a dense layer is too large for the buffer to be kept while the rest is read.
         """
         shapes = [self._claim(name) for name in names]
         rows = [shape[0] for shape in shapes]
@@ -205,6 +207,8 @@ class Checkpoint:
     def _lent_place(self, shape: Shape, dtype: torch.dtype) -> Tensor:
         count = math.prod(shape)
         num_bytes = count * dtype.itemsize
+        if num_bytes > KEPT_BYTES:
+            return torch.empty(shape, dtype=dtype, device=self._device)
         if self._buffer.numel() < num_bytes:
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         return self._buffer[:num_bytes].view(dtype).view(shape)

@@ -420,6 +420,19 @@ def test_routed_experts_and_only_they_are_read_into_their_places(tmp_path):
     assert torch.equal(moe._gate_up[2, 7:], tensors()[EXPERT])  # type: ignore[union-attr]
 
 
+def test_what_is_lent_is_overwritten_unless_it_is_large(tmp_path, monkeypatch):
+    small, large = "model.layers.0.self_attn.o_proj.weight", "lm_head.weight"
+    monkeypatch.setattr(weights_module, "KEPT_BYTES", tensors()[large].nbytes - 1)
+    config = ModelConfig.from_dict(DATA)
+    with Checkpoint(write(tmp_path, tensors()), config, "cpu", progress=False) as checkpoint:
+        first = checkpoint.lend([small], torch.float32)
+        assert torch.equal(first, tensors()[small])
+        head = checkpoint.lend([large], torch.float32)
+        again = checkpoint.lend([small.replace("layers.0", "layers.1")], torch.float32)
+    assert torch.equal(head, tensors()[large]) and head.data_ptr() != first.data_ptr()
+    assert torch.equal(first, again) and not torch.equal(first, tensors()[small])
+
+
 def threads_of_a_new_thread() -> int:
     with ThreadPoolExecutor(1) as other:
         return other.submit(torch.get_num_threads).result()
