@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -53,13 +52,13 @@ def routes(serving: Serving) -> APIRouter:
         past = _past(kept, owner, body)
         named = session_name(body.session_id, body.prompt_cache_key, request.headers)
         asked = asked_of(body, past, owner.salt, named)
-        answer = await answers.ask(serving, request, asked)
-        turn = _Turn(serving, body, past, asked.session.session_id, answer)
+        turn = _Turn(serving, body, past, asked.session.session_id)
         keep = partial(_keep, kept, owner, turn) if body.is_stored else _pass
+        answer = await answers.ask(serving, request, asked)
         if body.stream:
-            return EventStream(_lines(turn, keep), answer, serving.keep_alive_s)
+            return EventStream(_lines(turn, answer, keep), answer, serving.keep_alive_s)
         with answer:
-            return Json(await while_connected(request.receive, _whole(turn, keep)))
+            return Json(await while_connected(request.receive, _whole(turn, answer, keep)))
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve_response(
@@ -85,18 +84,12 @@ Keep = Callable[[Body], None]
 
 
 class _Turn:
-    """One response under way."""
+    """One response: what it goes on from, and how it is spelt."""
 
     def __init__(
-        self,
-        serving: Serving,
-        body: ResponsesRequest,
-        past: Past,
-        session_id: str | None,
-        answer: Answer,
+        self, serving: Serving, body: ResponsesRequest, past: Past, session_id: str | None
     ) -> None:
         self.response_id = f"resp_{uuid.uuid4().hex}"
-        self.answer = answer
         self.session_id = session_id
         self._body = body
         self._past = past
@@ -106,25 +99,27 @@ class _Turn:
             heading, called(body.tools), lambda told: chat_logprobs(tokenizer, told)["content"]
         )
 
-    async def events(self, keep: Keep) -> AsyncIterator[Body]:
+    async def events(self, answer: Answer, keep: Keep) -> AsyncIterator[Body]:
         """All events, the last of which carries the whole response."""
         for event in self.form.begun():
             yield event
-        async for one in self.answer:
-            is_over = isinstance(one, Over)
-            for event in self.form.over(one, self._ending(one)) if is_over else self.form.said(one):
-                if is_over and "response" in event:
-                    keep(event["response"])
-                yield event
+        async for one in answer:
+            if isinstance(one, Over):
+                for event in self.form.over(one, self._ending(answer, one)):
+                    if "response" in event:
+                        keep(event["response"])
+                    yield event
+            else:
+                for event in self.form.said(one):
+                    yield event
 
-    def conversation(self, output: Iterable[Mapping[str, Any]]) -> list[Message]:
+    def conversation(self, output: Iterable[Body]) -> list[Message]:
         """The conversation up to the end of this response, as if its client sent it back."""
-        said = [InputItem.model_validate(item) for item in output]
-        return [*self._past.messages, *messages_of(self._body.input), *messages_of(said)]
+        return [*self._past.messages, *messages_of([*self._body.input, *map(_sent_back, output)])]
 
-    def _ending(self, over: Over) -> Body:
+    def _ending(self, answer: Answer, over: Over) -> Body:
         """What is known at the end alone."""
-        completions, edits = self.answer.completions, self.answer.applied_edits
+        completions, edits = answer.completions, answer.applied_edits
         is_edited = bool(edits) or self._body.context_management is not None
         return {
             "usage": spelt_usage(usage(completions, reasoning_tokens=over.reasoning_tokens)),
@@ -133,18 +128,24 @@ class _Turn:
         }
 
 
-async def _whole(turn: _Turn, keep: Keep) -> Body:
+def _sent_back(item: Body) -> InputItem:
+    """An item of the output as one of an input; what the model wrote is not checked again."""
+    text = "".join(part["text"] for part in item.get("content", ()))
+    return InputItem.model_construct(**{**item, "content": text})
+
+
+async def _whole(turn: _Turn, answer: Answer, keep: Keep) -> Body:
     """The response, once it is over."""
     last: Body = {}
-    async for event in turn.events(keep):
+    async for event in turn.events(answer, keep):
         last = event
     return last["response"]
 
 
-async def _lines(turn: _Turn, keep: Keep) -> AsyncGenerator[bytes, None]:
+async def _lines(turn: _Turn, answer: Answer, keep: Keep) -> AsyncGenerator[bytes, None]:
     """The stream, event by event; whatever goes wrong in it becomes its last."""
     try:
-        async for event in turn.events(keep):
+        async for event in turn.events(answer, keep):
             yield named_event(event["type"], event)
     except LeylineError as error:
         yield _failed(turn, error)

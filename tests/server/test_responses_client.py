@@ -18,7 +18,7 @@ from leyline.errors import CapacityError
 from leyline.events import Completion
 from leyline.server import Worker, create_app
 from leyline.server.ask import Ask, Over
-from leyline.server.parsers.pieces import Content
+from leyline.server.parsers.pieces import CallHead, Content
 
 from .fake_engine import FakeEngine
 from .messages_scripts import Scripted, called, over, random_script, said, script_answers
@@ -157,6 +157,17 @@ def test_tools_in_a_loop(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch)
     user, assistant, tool = asked[1].messages
     assert user["content"] == "Sky?" and tool["content"] == "blue"
     assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == call.call_id
+
+
+def test_whatever_a_model_writes_is_kept(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client would be refused, such as an id that is too long, is no reason to fail now."""
+    script = [said(CallHead(0, "c" * 999, "look")), over("tool_calls")]
+    script_answers(monkeypatch, lambda _: Told([*script]))
+    response = client.responses.create(model="fake-model", input="Sky?", tools=[LOOK])
+    assert client.responses.retrieve(response.id).output == response.output
+    client.responses.create(model="fake-model", input="And?", previous_response_id=response.id)
 
 
 class Colour(BaseModel):
