@@ -35,7 +35,7 @@ _TOO_LONG = "prompt is too long: "  # clients look for these words, to shorten i
 _NO_WORDS = "The request failed."
 
 
-class ErrorDetail(BaseModel):
+class AnthropicErrorDetail(BaseModel):
     """What went wrong; `details` that a program needs may stand beside the rest."""
 
     model_config = ConfigDict(extra="allow")
@@ -50,7 +50,7 @@ class AnthropicError(BaseModel):
     """The shape of errors of this API."""
 
     type: Literal["error"]
-    error: ErrorDetail
+    error: AnthropicErrorDetail
     request_id: str | None = None
 
 

@@ -5,6 +5,8 @@ After each of them the engine must not have seen a thing and must serve the next
 
 from __future__ import annotations
 
+import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -322,3 +324,56 @@ async def test_text_of_a_client_cannot_break_out_of_an_error(client: Client) -> 
     answer = await client.post(PATH, body_of(model="a\nb\u2028" + "x" * 200))
     error = refused(answer, 404, "not_found_error")
     assert "\n" not in error["message"] and "\u2028" not in error["message"]
+
+
+JUNK: list[Any] = [None, True, 0, -1, 2**70, 1.5, NAN, "", "x", HALF, [], {}, [1], {"type": "text"}]
+
+
+def everything() -> dict[str, Any]:
+    """A body in which every field stands that this API has."""
+    blocks = [{"type": "thinking", "thinking": "t", "signature": "s"}, TEXT, use()]
+    return body_of(
+        messages=[*said(*blocks), *user(result(content=[TEXT], is_error=True), TEXT)],
+        system=[TEXT],
+        tools=[{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 2048},
+        output_config={"effort": "low"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        stop_sequences=["STOP"],
+        temperature=1.0,
+        top_p=0.5,
+        top_k=5,
+        stream=False,
+        metadata={"user_id": "u"},
+        session_id="s1",
+        cache_salt="salt",
+        edit_mode="heal",
+    )
+
+
+def spoiled(random: Random, value: Any) -> Any:
+    """A copy with junk at one place, anywhere in it."""
+    if not value or not isinstance(value, dict | list) or random.random() < 0.1:
+        return random.choice(JUNK)
+    copy: Any = value.copy()
+    place = random.choice(list(copy) if isinstance(copy, dict) else range(len(copy)))
+    if random.random() < 0.1:
+        del copy[place]
+    else:
+        copy[place] = spoiled(random, copy[place])
+    return copy
+
+
+async def test_no_junk_anywhere_is_an_error_of_the_servers_own(client: Client) -> None:
+    assert (await client.post(PATH, everything())).status == 200
+    random, statuses = Random(5), set[int]()
+    for _ in range(400):
+        body = spoiled(random, everything())
+        path = random.choice([PATH, PATH + "/count_tokens"])
+        answer = await client.post(path, raw=json.dumps(body).encode())
+        statuses.add(answer.status)
+        if answer.status != 200:
+            kinds = {400: "invalid_request_error", 404: "not_found_error"}
+            refused(answer, answer.status, kinds[answer.status])
+    assert statuses == {200, 400}
