@@ -40,11 +40,13 @@ from leyline.events import (
     Purged,
     Reverted,
     SessionInfo,
+    TokenLogprob,
     Usage,
 )
 from leyline.marks import Mark, MessageSpan
 from leyline.pointing import Change, MarkRequest, Target
 from leyline.rendering import PLAIN, Rendering
+from leyline.reply import Reply
 from leyline.sampling import SamplingParams
 from leyline.template import content_text
 from leyline.tokenizer import TextStream
@@ -120,15 +122,22 @@ class FakeSession:
 
 @dataclass
 class Generation:
-    """A request that says `reply`, a few characters a step."""
+    """A request that says `text`, a few characters a step, as its parameters want it."""
 
     request_id: int
-    prompt: str
-    reply: str
-    finish: str
+    prompt: tuple[int, ...]
+    text: str
+    params: SamplingParams
+    reply: Reply
     session_id: str | None
     salt: str = ""
-    said: int = 0
+    told: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Characters that it may say."""
+        most = self.params.max_tokens
+        return len(self.text) if most is None else min(len(self.text), most)
 
 
 @dataclass
@@ -143,12 +152,14 @@ class Edit:
 
 @dataclass
 class FakeEngine:
-    """See the module. `reply` makes the answer from the prompt's text.
+    """See the module. `reply` makes the answer from the prompt's text; or `choose` does, from that
+    and the sampling parameters.
 
     With `gated`, a step gets nothing done without an `allow()`; without, steps run freely.
     """
 
     reply: Callable[[str], str] = lambda prompt: f"you said: {prompt}"
+    choose: Callable[[str, SamplingParams], str] | None = None
     chunk: int = 3
     gated: bool = False
     max_model_len: int = 4096
@@ -219,8 +230,7 @@ class FakeEngine:
         self, prompt: str | Sequence[int], params: SamplingParams, *, salt: str = ""
     ) -> int:
         self.seen.append(("prompt", prompt, (params, salt)))
-        text = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
-        return self._generate(text, params, None)
+        return self._generate(prompt, params, None)
 
     def submit_directives(
         self,
@@ -451,21 +461,29 @@ class FakeEngine:
         )
 
     def _generate(
-        self, prompt: str, params: SamplingParams, session_id: str | None, salt: str = ""
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        session_id: str | None,
+        salt: str = "",
     ) -> int:
-        if len(prompt) >= self.max_model_len:
+        ids = tuple(self.tokenizer.encode(prompt, bos=True) if isinstance(prompt, str) else prompt)
+        if len(ids) >= self.max_model_len:
             raise ContextLengthError(
-                f"The prompt has {len(prompt)} tokens; the maximum context length is "
+                f"The prompt has {len(ids)} tokens; the maximum context length is "
                 f"{self.max_model_len}."
             )
-        reply, finish = self.reply(prompt), "stop"
-        for stop in params.stop:
-            reply = reply.partition(stop)[0]
-        limit = params.max_tokens or self.max_model_len - len(prompt)
-        if len(reply) > limit:
-            reply, finish = reply[:limit], "length"
+        spelled = self.tokenizer.decode(ids)
+        text = self.reply(spelled) if self.choose is None else self.choose(spelled, params)
+        reply = Reply(
+            self.tokenizer.stream(),
+            params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
+        )
         request_id = self._next_id()
-        self.open[request_id] = Generation(request_id, prompt, reply, finish, session_id, salt)
+        text = text[: self.max_model_len - len(ids)]
+        self.open[request_id] = Generation(request_id, ids, text, params, reply, session_id, salt)
         return request_id
 
     def _advance(self, request: Generation | Edit) -> list[EngineEvent]:
@@ -477,33 +495,49 @@ class FakeEngine:
         return self._edit(request) if isinstance(request, Edit) else self._say(request)
 
     def _say(self, request: Generation) -> list[EngineEvent]:
-        text = request.reply[request.said : request.said + self.chunk]
-        request.said += len(text)
-        events: list[EngineEvent] = [Delta(request.request_id, text, tuple(map(ord, text)))]
-        if request.said == len(request.reply):
+        reply, start = request.reply, len(request.reply.token_ids)
+        text = ""
+        for character in request.text[start : min(start + self.chunk, request.limit)]:
+            text += "" if reply.stopped else reply.push(ord(character))
+        done = reply.stopped or len(reply.token_ids) == request.limit
+        text += reply.flush() if done else ""
+        events: list[EngineEvent] = []
+        start, request.told = request.told, reply.num_kept()
+        new = tuple(reply.token_ids[start : request.told])
+        if text or new:
+            events.append(Delta(request.request_id, text, new, self._scored(new, request)))
+        if done:
             del self.open[request.request_id]
             events.append(self._complete(request))
         return events
 
+    def _scored(self, ids: Sequence[int], request: Generation) -> tuple[TokenLogprob, ...]:
+        most = request.params.logprobs
+        return () if most is None else tuple(logprob(one, most) for one in ids)
+
     def _complete(self, request: Generation) -> Completion:
         version, spliced, state, receipts = None, 0, "exact", ()
+        reply, length = request.reply, len(request.prompt)
         if request.session_id is not None:
             session = self.sessions[request.salt + request.session_id]
             if self.edited_history:
-                at = len(request.prompt) - 1
-                receipts = (_receipt(Directive(at, at), len(request.prompt)),)
+                receipts = (_receipt(Directive(length - 1, length - 1), length),)
             session.version += 1
-            session.text = request.prompt + request.reply
+            session.text = self.tokenizer.decode(request.prompt) + reply.text
             version, spliced, state = session.version, session.spliced, session.state
         self._end_turn(request)
+        kept = tuple(reply.token_ids[: reply.num_kept()])
+        cut = not reply.stopped and request.limit < len(request.text)
+        most = request.params.prompt_logprobs
+        scores = () if most is None else (None, *(logprob(one, most) for one in request.prompt[1:]))
         return Completion(
             request_id=request.request_id,
-            text=request.reply,
-            token_ids=tuple(map(ord, request.reply)),
-            finish_reason="stop" if request.finish == "stop" else "length",
+            text=reply.text,
+            token_ids=kept,
+            finish_reason="length" if cut else "stop",
             usage=Usage(
-                len(request.prompt),
-                len(request.reply),
+                length,
+                len(kept),
                 2 + spliced,
                 spliced,
                 self.degraded,
@@ -513,6 +547,10 @@ class FakeEngine:
             session_id=request.session_id,
             version=version,
             receipts=receipts,
+            stopped_by=reply.stopped_by,
+            logprobs=self._scored(kept, request),
+            prompt_token_ids=request.prompt,
+            prompt_logprobs=scores,
         )
 
     def _edit(self, edit: Edit) -> list[EngineEvent]:
@@ -540,6 +578,14 @@ class FakeEngine:
         if edit.key is not None:
             session.results[edit.key] = (session.results[edit.key][0], result)
         return [result]
+
+
+def logprob(token_id: int, num_top: int) -> TokenLogprob:
+    """How likely a token was: the likeliest of those that are told, if there are any."""
+    value = -0.125 - token_id % 16
+    return TokenLogprob(
+        token_id, value, tuple(((token_id + at) % 256, value - at) for at in range(num_top))
+    )
 
 
 def _count(messages: Sequence[Mapping[str, Any]]) -> int:

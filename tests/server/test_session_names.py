@@ -151,7 +151,7 @@ async def test_other_refusals_stay_refusals(connect: Connect) -> None:
 
 
 def test_a_refusal_without_a_session_is_not_tried_twice() -> None:
-    from leyline.server.chat import in_session
+    from leyline.server.answer import in_session
 
     tried: list[str | None] = []
 
