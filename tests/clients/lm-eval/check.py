@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -26,6 +27,8 @@ metric_list:
 ROWS = [("France", 0), ("Italy", 1), ("Peru", 2)]
 
 with tempfile.TemporaryDirectory() as folder:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(os.environ["LEYLINE_TOKENIZER"], name), folder)
     data = Path(folder, "rows.jsonl")
     data.write_text("\n".join(json.dumps({"country": c, "label": n}) for c, n in ROWS))
     Path(folder, "capitals.yaml").write_text(TASK.format(data=data))
@@ -34,7 +37,7 @@ with tempfile.TemporaryDirectory() as folder:
         model_args={
             "model": MODEL,
             "base_url": f"{V1}/completions",
-            "tokenizer": os.environ["LEYLINE_TOKENIZER"],
+            "tokenizer": folder,
             "tokenized_requests": True,
             "num_concurrent": 1,
             "max_retries": 1,

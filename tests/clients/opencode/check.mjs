@@ -33,9 +33,9 @@ writeFileSync(
 );
 const done = spawnSync(
   join(LEYLINE_NODE_BIN, "opencode"),
-  ["run", "--model", `leyline/${model}`, "What is the capital of France?"],
-  { cwd: folder, encoding: "utf8", timeout: 240_000, env: { ...process.env, HOME: folder, XDG_CONFIG_HOME: folder } },
+  ["run", "--print-logs", "--model", `leyline/${model}`, "What is the capital of France?"],
+  { cwd: folder, encoding: "utf8", timeout: 240_000, env: { ...process.env, HOME: folder, PWD: folder, XDG_CONFIG_HOME: folder, OPENCODE_CONFIG: join(folder, "opencode.json"), OPENCODE_DISABLE_MODELS_FETCH: "1" } },
 );
-console.log(done.stdout.slice(-1500), done.stderr.slice(-1500));
+console.log(done.stdout.slice(-1500), done.stderr.slice(-3000));
 if (done.status !== 0 || !done.stdout.trim()) throw new Error(`failed: exit ${done.status}`);
 console.log("saw: a question through its agent");
