@@ -18,6 +18,7 @@ from leyline.events import Completion, EngineEvent
 
 access = logging.getLogger("leyline.access")
 
+_PROBED = frozenset({"/health", "/live", "/metrics"})
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))} | {
     0x2028: "\\u2028",
@@ -79,8 +80,9 @@ def configure(level: str) -> None:
 
 
 def log_access(exchange: Exchange, route: str, status: int) -> None:
-    """Write the line of a request that has ended."""
-    access.info(
+    """Write the line of a request that has ended; what probes ask all day is for debugging."""
+    access.log(
+        logging.DEBUG if route in _PROBED and status == 200 else logging.INFO,
         "%s %s status=%d ms=%.1f prompt_tokens=%d cached_tokens=%d completion_tokens=%d",
         exchange.method,
         route,
