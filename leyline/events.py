@@ -84,7 +84,7 @@ class Completion:
 
     Attributes:
         request_id: Which one.
-        text: The whole reply, without stop strings and special tokens.
+        text: The whole reply, without stop strings and special tokens that were not to be shown.
         token_ids: The tokens that the context keeps of it, a stop token included.
         finish_reason: `stop` for a stop token or string, `length` for a limit.
         usage: Where its tokens came from.

@@ -52,7 +52,8 @@ class SamplingParams:
         top_p: Smallest set of most likely tokens whose probability reaches it; 1 keeps all.
         top_k: Number of most likely tokens kept; 0 keeps all.
         min_p: Least probability kept, as a part of the most likely token's; 0 keeps all.
-        seed: Makes a request reproducible; None lets the engine draw one.
+        seed: Makes a request reproducible, whatever else runs beside it; None lets the engine draw
+            one. Several answers to one request take `seed`, `seed + 1` and so on.
         max_tokens: Tokens to generate at most; None means up to the end of the window, 0 only
             computes the prompt, and needs `prompt_logprobs`.
         min_tokens: Tokens before which neither a stop token nor a stop string ends the reply.

@@ -84,11 +84,12 @@ def _sample_row(logits: Tensor, params: SamplingParams, number: float) -> Tensor
 
 
 def _likeliest(probs: Tensor, num: int) -> Tensor:
-    """The `num` most likely ids in order, lower ids first among equals."""
-    if num >= probs.shape[0]:
-        return probs.argsort(descending=True, stable=True)
-    # `topk` may pick any of several equal ones at its end: look at all of those.
-    ids = (probs >= probs.topk(num).values[-1]).nonzero()[:, 0]
+    """The `num` most likely ids in order, lower ids first among equals; impossible ones never."""
+    likely = probs > 0
+    if num < probs.shape[0]:
+        # `topk` may pick any of several equal ones at its end: look at all of those.
+        likely &= probs >= probs.topk(num).values[-1]
+    ids = likely.nonzero()[:, 0]
     return ids[probs[ids].argsort(descending=True, stable=True)[:num]]
 
 

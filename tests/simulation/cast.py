@@ -146,6 +146,10 @@ class Said:
         self.token_ids.append(token)
         return ""
 
+    def stop(self, cut: int) -> None:
+        """A stop string has ended it, which took so many tokens."""
+        self.stopped, self.cut = True, cut
+
     def num_kept(self) -> int:
         """How many tokens are in front of the stop string."""
         return max(0, len(self.token_ids) - self.cut)

@@ -215,7 +215,7 @@ class Trace(Callers):
         reply = twin.job.reply if twin and twin.job else None
         if twin is None or not isinstance(reply, Said) or self.random.random() < 0.95:
             return False
-        reply.stopped, reply.cut = True, self.random.choice([0, 1, 2])
+        reply.stop(self.random.choice([0, 1, 2]))
         self.scheduler.finish(number)
         self.end(twin, "stop")
         return True
