@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -159,6 +161,55 @@ def test_preemption_changes_nothing(engine: Engine, tiny_folder: Folder) -> None
         ):
             assert numbers(mine) == pytest.approx(numbers(theirs), abs=TOLERANCE)
             assert numbers(mine) != pytest.approx([1.01 * n for n in numbers(theirs)])
+
+
+def random_params(random: Random) -> SamplingParams:
+    """Anything that a client may ask for."""
+    words = ["the", "in", "and", "er", " ", "e", "\ufffd", "<|im_start|>", "nd t"]
+    most = random.randint(1, 25)
+    return SamplingParams(
+        temperature=random.choice([0.0, 0.3, 1.0, 2.0]),
+        top_p=random.choice([1.0, 0.9, 0.5]),
+        top_k=random.choice([0, 0, 1, 20]),
+        min_p=random.choice([0.0, 0.0, 0.1]),
+        seed=random.randrange(2**63),
+        max_tokens=most,
+        min_tokens=random.choice([0, 0, random.randint(0, most)]),
+        stop=tuple(random.sample(words, random.choice([0, 1, 3]))),
+        include_stop=random.random() < 0.3,
+        stop_token_ids=tuple(random.sample(range(NUM_TOKENS), random.choice([0, 0, 30]))),
+        ignore_eos=random.random() < 0.3,
+        presence_penalty=random.choice([0.0, 0.0, 1.5, -1.0]),
+        frequency_penalty=random.choice([0.0, 0.0, 0.7]),
+        repetition_penalty=random.choice([1.0, 1.0, 1.3, 0.8]),
+        logit_bias=tuple((random.randrange(NUM_TOKENS), random.uniform(-9, 9)) for _ in range(3)),
+        logprobs=random.choice([None, 0, 2]),
+        prompt_logprobs=random.choice([None, None, 0, 2]),
+        skip_special_tokens=random.random() < 0.7,
+        shown=tuple(random.sample(["<|im_start|>", "<|endoftext|>"], random.choice([0, 1]))),
+    )
+
+
+def test_whatever_is_asked_for_is_told_alike_in_a_stream_alone_and_under_pressure(
+    engine: Engine, tiny_folder: Folder
+) -> None:
+    random = Random(1)
+    params = [random_params(random) for _ in range(60)]
+    prompts = [PROMPTS[n % 4][: random.randint(1, 40)] for n in range(60)]
+    alone = [run(engine, [ids], one)[0] for ids, one in zip(prompts, params, strict=True)]
+    with tiny_engine(tiny_folder("v3"), kv_cache_tokens=90, max_model_len=80) as small:
+        told = run(small, prompts, *params)
+        assert small.parts.scheduler.num_preempted > 10
+        assert_at_rest(small)
+    for one, other, asked in zip(told, alone, params, strict=True):
+        assert (one.text, one.token_ids) == (other.text, other.token_ids)
+        assert (one.finish_reason, one.stopped_by) == (other.finish_reason, other.stopped_by)
+        assert len(one.logprobs) == (0 if asked.logprobs is None else len(one.token_ids))
+        scored = asked.prompt_logprobs is not None
+        assert len(one.prompt_logprobs) == (len(one.prompt_token_ids) if scored else 0)
+        assert isinstance(one.stopped_by, str) or len(one.token_ids) >= asked.min_tokens
+    reasons = Counter(type(one.stopped_by) for one in told)
+    assert min(reasons[str], reasons[int], reasons[type(None)]) > 3, reasons
 
 
 # -- log-probabilities ----------------------------------------------------------------------------
