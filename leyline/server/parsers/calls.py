@@ -40,6 +40,7 @@ class CallParser:
 
     Attributes:
         complete: The calls that their model closed, by their indices.
+        num_calls: How many calls are behind.
         is_done: Whether whatever else comes is left out.
     """
 
@@ -53,7 +54,7 @@ class CallParser:
         self._new_id = new_id
         self._said: list[Piece] = []
         self._blank: list[str] | None = []
-        self._num_calls = 0
+        self.num_calls = 0
         self._head: CallHead | None = None
         self._is_open = False
         self._script = self._reply()
@@ -83,11 +84,11 @@ class CallParser:
             if (yield from self.source.until(openings, self.say)) is None:
                 break
             yield from self._try_block()
-        if self._blank and not self._num_calls:
+        if self._blank and not self.num_calls:
             self._said.append(Content("".join(self._blank)))
 
     def _is_enough(self) -> bool:
-        return bool(self._num_calls) and not self._use.parallel
+        return bool(self.num_calls) and not self._use.parallel
 
     def _try_block(self) -> Script[None]:
         self.source.hold()
@@ -133,7 +134,7 @@ class CallParser:
         """
         if name not in self.names:
             raise NoCallError
-        self._head = CallHead(self._num_calls, call_id or self._new_id(), name)
+        self._head = CallHead(self.num_calls, call_id or self._new_id(), name)
 
     def argue(self, text: str) -> None:
         """Give out arguments of the call that has begun."""
@@ -144,19 +145,19 @@ class CallParser:
             self._blank = []
             self._said.append(self._head)
             self._head, self._is_open = None, True
-        self._said.append(CallArguments(self._num_calls, text))
+        self._said.append(CallArguments(self.num_calls, text))
 
     def close(self) -> bool:
         """The call is complete; whether another one may follow."""
         if not self._is_open:
             self.argue("{}")
-        self.complete.add(self._num_calls)
+        self.complete.add(self.num_calls)
         self._end_call()
         self.source.hold()
         return not self._is_enough()
 
     def _end_call(self) -> None:
-        self._num_calls += 1
+        self.num_calls += 1
         self._is_open = False
 
     def name_before(self, *stops: str) -> Script[str]:

@@ -30,6 +30,7 @@ _SPELLING = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
+_DEFINITIONS = ("$defs", "definitions")  # that a part of a schema may point to
 _FREE_KEY = r"/[^<>\s]+/"
 _ABOUT_SCHEMAS = ("$schema", "$id", "x-guidance")
 
@@ -67,7 +68,9 @@ class Grammar:
         What cannot be expressed is left out; only a strict function is refused for it.
         """
         options = {**_SPELLING, "lenient": not function.get("strict")}
-        given = {key: value for key, value in schema.items() if key not in _ABOUT_SCHEMAS}
+        whole = function.get("parameters") or {}
+        given = {key: whole[key] for key in _DEFINITIONS if key in whole} | {**schema}
+        given = {key: value for key, value in given.items() if key not in _ABOUT_SCHEMAS}
         return self.rule(name, f"%json {json.dumps({**given, 'x-guidance': options})}")
 
     def text_before(self, name: str, end: str) -> str:
@@ -197,7 +200,8 @@ def _pairs(index: int, function: Function, pair: Pair) -> str:
     """An expression for arguments as bare text: those declared in their order, or any."""
     parameters = _parameters(function)
     declared = properties_of({"function": function})
-    required = parameters.get("required") or ()
+    required = parameters.get("required")
+    required = required if isinstance(required, list) else []
     if not declared:
         is_closed = parameters.get("additionalProperties") is False
         return "" if is_closed else f"({pair(f'any_{index}', None, {}, function)})*"

@@ -97,8 +97,8 @@ class KimiK2Parser(SectionParser):
         """See `SectionParser`."""
         call_id = yield from self.name_before(KIMI_ARGUMENTS)
         self.source.take(len(KIMI_ARGUMENTS))
-        name = call_id.removeprefix("functions.")
-        if name not in self.names:
-            name = name.rpartition(":")[0]
+        name, _, number = call_id.removeprefix("functions.").rpartition(":")
+        if not name:  # an id without a number is none
+            name, call_id = number, f"functions.{number}:{self.num_calls}"
         self.begin(name, call_id)
         yield from self.arguments(self._ends)

@@ -813,7 +813,7 @@ KIMI = [
         kimi(" now:12 ", " {} ") + kimi("get_more", ""),
         "",
         (("now", "{}"), ("get_more", "{}")),
-        ids=("now:12", "get_more"),
+        ids=("now:12", "functions.get_more:1"),
     ),
     Case(
         "markers in a string",

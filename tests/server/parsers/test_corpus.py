@@ -10,7 +10,18 @@ import pytest
 
 from leyline.server.parsers import calls, json_text, source, tagged
 from leyline.server.parsers.pieces import CallArguments, CallHead
-from tests.server.parsers.corpus import CASES, CUT, Case
+from tests.server.parsers.corpus import (
+    CASES,
+    CUT,
+    Case,
+    glm,
+    hermes,
+    kimi,
+    kimi_section,
+    qwen,
+    v3,
+    v3_section,
+)
 from tests.server.parsers.readings import Read, read, splits
 
 IDS = [f"{case.form}: {case.name}" for case in CASES]
@@ -81,6 +92,27 @@ def flat(said: Read):
         else:
             index = piece.index if isinstance(piece, CallArguments) else None
             yield from ((type(piece), index, character) for character in piece.text)
+
+
+LONG = "The quick brown fox; jumps <over> the 'lazy' dog? " * 20
+STREAMED = {
+    "glm47": glm("write", ("text", LONG)),
+    "qwen3_coder": qwen("write", ("text", LONG)),
+    "prompted": hermes('{"name": "write", "arguments": {"text": "' + LONG + '"}}'),
+    "deepseek_v3": v3_section(v3("write", '{"text": "' + LONG + '"}')),
+    "kimi_k2": kimi_section(kimi("functions.write:0", '{"text": "' + LONG + '"}')),
+}
+
+
+@pytest.mark.parametrize("form", STREAMED)
+def test_long_arguments_come_as_they_are_written(form: str):
+    # bug-cases 51: an agent that writes a file shows it while it is written.
+    text = STREAMED[form]
+    begin = text.index(LONG)
+    for size in range(1, len(LONG)):
+        said = read(Case("", form, text), [text[: begin + size]], ends=False)
+        ((_, arguments),) = said.calls
+        assert LONG[: max(0, size - len("</arg_value>"))] in arguments
 
 
 # Twins: parsers with a fault in how they wait. ----------------------------------------------------

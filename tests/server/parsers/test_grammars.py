@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from leyline.grammar import Grammars
 from leyline.server.parsers.choosing import Chosen
 from leyline.server.parsers.formats import TOOL_FORMATS
 from leyline.server.parsers.pieces import ToolUse
 from leyline.server.parsers.thinking import NO_REASONING
+from leyline.tokenizer import Tokenizer
 from tests.server.parsers.corpus import STRING, Case, tool
 from tests.server.parsers.readings import read
+from tests.tiny_models import byte_tokenizer
 
 ALL = sorted(TOOL_FORMATS)
 END = 256
@@ -225,6 +228,40 @@ def test_a_schema_that_names_its_dialect_is_taken():
     _, tokenizer = vocabulary(())
     for form in TOOL_FORMATS.values():
         assert not LLMatcher(tokenizer, form.grammar(use), log_level=0).is_error()
+
+
+def test_parts_of_a_schema_may_point_to_its_definitions():
+    pointing = {
+        "$defs": {"Place": {"type": "object", "properties": {"lat": {"type": "number"}}}},
+        "properties": {
+            "places": {"type": "array", "items": {"$ref": "#/$defs/Place"}},
+            "one": {"$ref": "#/$defs/Place"},
+            "any": True,
+        },
+        "required": ["places"],
+    }
+    use = ToolUse(
+        ({"type": "function", "function": {"name": "now", "parameters": pointing}},), "required"
+    )
+    for name in ALL:
+        right, wrong = (dumps({"places": [{"lat": lat}]}) for lat in (1.5, "north"))
+        assert accepts(name, use, written(name, ("now", right)), special=False)
+        assert not accepts(name, use, written(name, ("now", wrong)), special=False)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_engines_own_compiler_takes_them(name: str):
+    tokenizer = Tokenizer(byte_tokenizer(), stop_ids=[2])
+    grammar = Grammars(tokenizer).compile("grammar", TOOL_FORMATS[name].grammar(REQUIRED))
+    follower = grammar.start()
+    ids = tokenizer.encode(written(name, BERN))
+    for at, token in enumerate([*ids, 2]):
+        assert is_set(follower.allowed(ids[:at]), token)
+    assert not is_set(follower.allowed([]), 2)
+
+
+def is_set(mask: Any, token: int) -> bool:
+    return bool(int(mask[token // 32]) >> (token % 32) & 1)
 
 
 def test_markers_that_are_special_tokens_cannot_be_spelled_as_text():
