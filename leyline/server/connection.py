@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from leyline.server.failures import refusal
 
 MAX_HEADER_BYTES = 64 * 1024
+_LINGER_SECONDS = 2.0
 _NO_REQUEST = (400, "invalid_http", "What was sent is no HTTP/1.1 request.")
 _TOO_LARGE = (
     431,
@@ -33,12 +34,14 @@ class Connection(H11Protocol):
     _patience: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
     _begun = False
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection in, or refuse it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self._refuse(*_TOO_MANY)
+            transport.close()
         else:
             self._wait()
 
@@ -50,6 +53,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in; a head that comes in bit by bit gets no more time for that."""
+        if self._refused:
+            return
         self._begun = True
         super().data_received(data)
         if self._answering:
@@ -95,7 +100,11 @@ class Connection(H11Protocol):
             self.timeout_keep_alive_handler()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answer, where h11 still can, and close."""
+        """Answer, where h11 still can, and close.
+
+        What the client goes on sending is thrown away for a moment: to close at once on bytes that
+        nobody read would take the answer from it too.
+        """
         body = bytes(refusal(status, message, code=code).body)
         headers: list[tuple[bytes, bytes]] = [
             (b"content-type", b"application/json"),
@@ -109,7 +118,13 @@ class Connection(H11Protocol):
         ]
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
-        self.transport.close()
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            _stopped(self._patience)
+            self._patience = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        else:
+            self.transport.close()
 
 
 def limited(max_connections: int) -> type[Connection]:

@@ -71,7 +71,8 @@ async def test_requests_that_came_apart_are_counted_together(real: Served) -> No
     client = real(max_queued_requests=1)
     # Nobody works on them yet, so that all are there before any is done.
     exchanges = [client.open("POST", COMPLETIONS, prompts(1)) for _ in range(4)]
-    await asyncio.wait([exchange._task for exchange in exchanges], timeout=0.1)
+    while client.worker._inbox.qsize() < len(exchanges):
+        await asyncio.sleep(0)
     client.worker.start()
     answers = [await exchange.finish() for exchange in exchanges]
     assert [answer.status for answer in answers] == [200, 200, 429, 429]
