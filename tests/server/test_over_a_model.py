@@ -420,6 +420,35 @@ async def test_a_message_is_gone_on_with(real: Client) -> None:
     assert prompt.endswith("in the<|im_end|>\n")
 
 
+TEXT = "é👋한국\u2028 x"
+
+
+@pytest.mark.parametrize("stop", [[], ["zzz"], ["\u2028"]])
+async def test_rows_5_to_7_characters_of_several_tokens_are_never_cut(
+    real: Client, stop: list[str]
+) -> None:
+    fields = {"guided_choice": [TEXT], "max_tokens": 60, "stop": stop, "n": 2}
+    said = TEXT.partition("\u2028")[0] if stop == ["\u2028"] else TEXT
+    whole = await asked(real, **fields)
+    assert [choice["message"]["content"] for choice in whole["choices"]] == [said] * 2
+    chunks = (await real.chat("in the land", **fields, **USAGE)).chunks
+    for choices in choices_of(chunks, 2):
+        parts = [choice["delta"].get("content") or "" for choice in choices]
+        assert "".join(parts) == said and len(parts) > 5
+
+
+async def test_row_8_a_character_that_never_ends_is_one_mark_at_the_end(real: Client) -> None:
+    for limit in range(1, len(TEXT.encode())):
+        body = await completed(real, "x", guided_choice=[TEXT], max_tokens=limit)
+        (choice,) = body["choices"]
+        assert body["usage"]["completion_tokens"] == limit
+        before, mark, behind = choice["text"].partition("\ufffd")
+        assert TEXT.startswith(before) and behind == "" and mark in ("", "\ufffd")
+        streamed = await real.complete("x", guided_choice=[TEXT], max_tokens=limit, **USAGE)
+        (choices,) = choices_of(streamed.chunks, 1)
+        assert text_choice(choices)["text"] == choice["text"]
+
+
 async def test_choices_of_one_request_differ_and_are_reproducible(real: Client) -> None:
     first, second = [await asked(real, n=4, seed=11, max_tokens=12) for _ in range(2)]
     texts = [choice["message"]["content"] for choice in first["choices"]]
