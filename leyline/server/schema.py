@@ -72,7 +72,6 @@ __all__ = [
     "only",
 ]
 
-_encodable = encodable  # TODO(schema): gone once nobody imports it
 MAX_PROMPTS = 32
 MAX_COMPLETIONS = 64
 DEFAULT_COMPLETION_TOKENS = 16
