@@ -79,7 +79,9 @@ class ToolFormat:
     ) -> list[Mapping[str, Any]]:
         """See `Format`."""
         plain = list(messages) if self.writes_calls else with_plain_calls(messages, self.write)
-        return plain if self.native else with_tools(plain, use, self.write)
+        if self.native:
+            return plain
+        return with_tools(plain, use, self.write, plain_results=not self.writes_calls)
 
 
 def new_call_id() -> str:

@@ -25,15 +25,27 @@ _INSTRUCTION = (
     "To call a tool, reply with its name and its arguments in exactly this form, and wait for the "
     "result:"
 )
+_RESULTS = "The user then gives you the result in <tool_response>. Use it to answer in plain words."
 _EXAMPLE = ("call_0", "TOOL_NAME", '{"ARGUMENT_NAME": "VALUE"}')
 _SYSTEM_ROLES = ("system", "developer")
 
 
-def with_tools(messages: Sequence[Message], use: ToolUse, write: Write) -> list[Message]:
-    """The messages with the tools told in the system message; the same if none may be called."""
+def with_tools(
+    messages: Sequence[Message], use: ToolUse, write: Write, *, plain_results: bool
+) -> list[Message]:
+    """The messages with the tools told in the system message; the same if none may be called.
+
+    Args:
+        messages: The conversation.
+        use: The tools.
+        write: Writes calls in the form that the model is asked for.
+        plain_results: Whether results come as `with_plain_calls` tells them.
+    """
     if not use.tools or use.choice == "none":
         return list(messages)
     text = tools_text(use, write)
+    # Without this sentence the smallest models repeat the result, tags and all.
+    text += f"\n\n{_RESULTS}" if plain_results else ""
     if messages and messages[0].get("role") in _SYSTEM_ROLES:
         told = (content_text(messages[0].get("content"), "messages[0].content") or "").rstrip()
         first = {**messages[0], "content": f"{told}\n\n{text}" if told else text}

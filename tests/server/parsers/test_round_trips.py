@@ -204,6 +204,8 @@ def test_a_template_that_writes_calls_but_tells_no_tools_is_told_those_alone():
     assert rest == HISTORY[1:]
     assert dumps(TOOLS[0]["function"]) in system["content"]
     assert DEEPSEEK_V3.markers[0] in system["content"]
+    assert "<tool_response>" not in system["content"]  # its template has tokens of its own for them
+    assert "<tool_response>" in PROMPTED.prompted(HISTORY, USE)[0]["content"]
 
 
 def test_arguments_that_are_no_object_are_told_as_a_string_that_is_read_again():
