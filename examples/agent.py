@@ -28,12 +28,12 @@ from openai import OpenAI
 TOOL: Any = {
     "type": "function",
     "function": {
-        "name": "read_log",
-        "description": "Read a page of the log.",
+        "name": "next_page",
+        "description": "Read the next page of the log.",
         "parameters": {
             "type": "object",
-            "properties": {"page": {"type": "integer", "minimum": 1, "maximum": 99}},
-            "required": ["page"],
+            "properties": {"unit": {"enum": ["rpm", "bar"]}},
+            "required": ["unit"],
             "additionalProperties": False,
         },
     },
@@ -54,18 +54,17 @@ CLEARING: dict[str, Any] = {
 COUNTED = ("prompt_tokens_total", "prompt_tokens_recomputed_total", "prompt_tokens_spliced_total")
 
 
-def read_log(page: int) -> str:
+def next_page(page: int, unit: str) -> str:
     """The tool: a page of a log, about 300 tokens."""
-    lines = (
-        f"{page:02}:{line:02} pump {line * page % 7} runs at {line * 13} rpm" for line in range(20)
+    return "\n".join(
+        f"{page:02}:{line:02} pump {line * page % 7} is at {line * 13} {unit}" for line in range(20)
     )
-    return "\n".join(lines)
 
 
 def run_agent(client: OpenAI, model: str, more: dict[str, Any], turns: int) -> None:
     """The loop: ask, call the tool, tell the result, ask again."""
     messages: list[Any] = [
-        {"role": "system", "content": f"You look for faults in logs. {RULES}"},
+        {"role": "system", "content": f"You are {more['session_id']}. {RULES}"},
         {"role": "user", "content": "Read the log page by page and say what is wrong."},
     ]
     for turn in range(turns):
@@ -74,6 +73,7 @@ def run_agent(client: OpenAI, model: str, more: dict[str, Any], turns: int) -> N
             messages=messages,
             tools=[TOOL],
             tool_choice="required",
+            parallel_tool_calls=False,
             temperature=0,
             max_tokens=64,
             extra_body=more,
@@ -81,11 +81,11 @@ def run_agent(client: OpenAI, model: str, more: dict[str, Any], turns: int) -> N
         reply = answer.choices[0].message
         messages.append(reply)
         for call in reply.tool_calls or []:
-            page = json.loads(call.function.arguments)["page"]
-            messages.append(
-                {"role": "tool", "tool_call_id": call.id, "content": read_log(page or turn)}
-            )
-            print(f"turn {turn + 1}: read_log({page})", flush=True)
+            assert call.type == "function", "there are no other tools"
+            unit = json.loads(call.function.arguments)["unit"]
+            page = next_page(turn, unit)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": page})
+            print(f"turn {turn + 1}: next_page({unit})", flush=True)
 
 
 def metrics(url: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ model = ChatOpenAI(
     base_url=V1,
     api_key=API_KEY,
     temperature=0,
-    max_tokens=40,
+    max_tokens=160,
     extra_body={"session_id": "langchain", "edit_mode": "amortize"},
 )
 saw("invoke", model.invoke("What is the capital of France?").content)
