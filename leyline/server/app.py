@@ -23,7 +23,7 @@ from leyline.server import (
     sessions,
     texts,
 )
-from leyline.server.doors import ANY_HOST, HostCheck, KeyCheck, WholeBody
+from leyline.server.doors import ANY_HOST, HostCheck, KeyCheck, NoSessionHeaders, WholeBody
 from leyline.server.instruments import Instruments
 from leyline.server.keys import Keyring
 from leyline.server.messages_errors import MessagesErrors
@@ -92,6 +92,8 @@ def _add_doors(app: FastAPI, config: ServerConfig) -> None:
     come as `application/json`, no web page of another origin gets anything done. A browser asks
     first and sends no key with that, so origins that are named are answered before keys are.
     """
+    if not config.session_headers:
+        app.add_middleware(NoSessionHeaders)
     app.add_middleware(
         WholeBody, max_bytes=config.max_body_bytes, max_seconds=config.body_timeout_s
     )

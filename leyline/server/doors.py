@@ -10,8 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from leyline.server import tenants
 from leyline.server.failures import quoted, refusal
 from leyline.server.keys import Keyring
+from leyline.server.session_names import SESSION_HEADERS
 
 ANY_HOST = "*"
+_NAMING = frozenset(SESSION_HEADERS)
 
 
 class HostCheck:
@@ -40,6 +42,20 @@ class HostCheck:
             "On the same machine use localhost; else have it started with --allowed-hosts."
         )
         await refusal(403, message, code="host_not_allowed")(scope, receive, send)
+
+
+class NoSessionHeaders:
+    """Takes the headers away by which agents name sessions, where they are not to count."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on without them."""
+        if scope["type"] == "http":
+            sent = scope["headers"]
+            scope["headers"] = [one for one in sent if one[0].decode("latin-1") not in _NAMING]
+        await self.app(scope, receive, send)
 
 
 class KeyCheck:

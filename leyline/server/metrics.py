@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
 from leyline.directive import Mode, Receipt
 from leyline.errors import EngineClosedError
@@ -145,7 +146,7 @@ def routes(worker: Worker, instruments: Instruments) -> APIRouter:
     """The route for Prometheus."""
     router = APIRouter()
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Everything that is counted, in Prometheus' text form."""
         await _read(worker, instruments)

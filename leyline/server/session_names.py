@@ -15,8 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SESSION_ID = re.compile(r"[A-Za-z0-9._:@~+=-]{1,256}")
-SESSION_HEADERS = ("x-session-id", "session-id", "x-claude-code-session-id")
-"""In the order in which they count."""
+SESSION_HEADERS = (
+    "x-session-id",
+    "session-id",
+    "x-claude-code-session-id",
+    "x-session-affinity",
+    "thread-id",
+)
+"""What agents send, in the order in which it counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def loading(socket_path: Path) -> Iterator[tuple[Any, httpx.Client]]:
         httpx.Client(transport=transport, base_url="http://localhost") as client,
     ):
         try:
-            assert process.stdout.readline() == "loading\n"
+            assert process.stdout is not None and process.stdout.readline() == "loading\n"
             yield process, client
         finally:
             process.kill()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyline.errors import LeylineError, SessionBusyError
+from leyline.server import ServerConfig
 from leyline.server.session_names import (
     SESSION_HEADERS,
     SessionName,
@@ -66,6 +67,15 @@ async def chat(client: Client, headers: dict[str, str], **fields: Any) -> Answer
 
 
 @pytest.mark.anyio
+async def test_headers_can_be_told_not_to_count(connect: Connect) -> None:
+    client = connect(config=ServerConfig(session_headers=False))
+    assert (await chat(client, HEADERS)).json.get("session") is None
+    named = await chat(client, HEADERS | {"x-request-id": "r"}, session_id="a")
+    assert named.json["session"]["id"] == "a" and named.headers["x-request-id"] == "r"
+    assert (await chat(client, HEADERS, prompt_cache_key="b")).json["session"]["id"] == "b"
+
+
+@pytest.mark.anyio
 async def test_the_names_that_agents_send(connect: Connect) -> None:
     client = connect()
     for headers, fields in [
@@ -75,6 +85,10 @@ async def test_the_names_that_agents_send(connect: Connect) -> None:
         ({"X-Session-Id": "a", "Session-Id": "h"}, {}),
         ({"Session-Id": "a", "X-Claude-Code-Session-Id": "h"}, {}),
         ({"X-Claude-Code-Session-Id": "a"}, {"prompt_cache_key": None}),
+        ({"X-Session-Id": "a", "X-Session-Affinity": "h"}, {}),
+        ({"X-Session-Affinity": "a"}, {}),
+        ({"Session-Id": "a", "Thread-Id": "h"}, {}),
+        ({"Thread-Id": "a"}, {}),
     ]:
         answer = await chat(client, headers, **fields)
         assert answer.json["session"]["id"] == "a"

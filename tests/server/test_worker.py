@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 
 from leyline.errors import EngineClosedError, InvalidRequestError
 from leyline.events import Completion, Delta, Failure
 from leyline.sampling import SamplingParams
-from leyline.server import Worker
+from leyline.server import ServerConfig, Worker
 
 from .conftest import Connect
 from .fake_engine import FakeEngine
@@ -195,3 +196,14 @@ async def test_events_of_many_requests_reach_their_own_subscribers(connect: Conn
 
     texts = [f"question {number}" for number in range(40)]
     assert await asyncio.gather(*map(ask, texts)) == [f"you said: {text}" for text in texts]
+
+
+async def test_thousands_of_requests_leave_nothing_in_any_map(connect: Connect) -> None:
+    client = connect(config=ServerConfig(request_timeout_s=600))
+    for number in range(40):
+        texts = [f"{number}.{one}" for one in range(32)]
+        assert (await client.complete(texts)).status == 200
+    meter: Any = client.worker.observer
+    for kept in (client.worker._subscribers, client.worker._deadlines, meter._open, meter._waiting):
+        assert not kept
+    assert client.engine.cancelled == []
