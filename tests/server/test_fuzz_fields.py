@@ -106,9 +106,9 @@ def send(real: Client, path: str, body: dict[str, Any]) -> Answer:
 
     answer, other = asyncio.run(exchange())
     assert other.status == 200
-    assert answer.status in (200, 400, 409, 422), (body, answer.body)
+    assert answer.status in (200, 400, 404), (body, answer.body)
     if answer.status >= 400:
-        assert answer.error["type"] in ("invalid_request_error", "conflict_error"), body
+        assert answer.error["type"] in ("invalid_request_error", "not_found_error"), body
         assert answer.error["message"]
     return answer
 

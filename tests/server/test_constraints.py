@@ -1,0 +1,127 @@
+"""Which replies a request's form, tools and reasoning let a model write, character by character."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from leyline.errors import InvalidRequestError, LeylineError
+from leyline.sampling import Constraint
+from leyline.server import constraints
+from leyline.server.ask import OutputForm
+from leyline.server.constraints import Constraints, Start
+from leyline.server.parsers.choosing import choose
+from leyline.server.parsers.pieces import ToolUse
+
+from .fake_engine import FakeTemplate, FakeTokenizer
+
+pytestmark = pytest.mark.anyio
+
+PLAIN = FakeTemplate().source
+THINKS = PLAIN + "<think>"
+END = "\0"
+YES = OutputForm("choice", ["yes", "no"])
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"enum": [1]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("f", "g")
+)
+
+
+def call(name: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": 1}}}}\n</tool_call>'
+
+
+def made(source: str = PLAIN) -> Constraints:
+    tokenizer: Any = FakeTokenizer(FakeTemplate(source))
+    return Constraints(tokenizer, choose(source))
+
+
+def lets(constraint: Constraint, text: str) -> bool:
+    """Whether every character of a text is allowed behind those in front of it."""
+    ids = list(map(ord, text))
+    for at, token in enumerate(ids):
+        try:
+            mask = constraint.allowed(ids[:at])
+        except LeylineError:
+            return False
+        if not mask[token // 32] >> (token % 32) & 1:
+            return False
+    return True
+
+
+def check(start: Start | None, good: list[str], bad: list[str]) -> None:
+    assert start is not None
+    one = start()
+    for text in good:  # one constraint may be asked about another reply: it starts over
+        assert lets(one, text + END), text
+        assert lets(start(), text + END), text
+    for text in bad:
+        assert not lets(start(), text + END), text
+
+
+async def test_a_form() -> None:
+    check(await made().of_text(YES), ["yes", "no"], ["", "ye", "yess", " yes"])
+    check(await made().of_reply(YES, ToolUse(), ""), ["yes"], ["maybe"])
+    assert await made().of_text(None) is None
+    assert await made().of_reply(None, ToolUse(TOOLS), "") is None
+
+
+async def test_calls_that_are_demanded() -> None:
+    use = ToolUse(TOOLS, "required")
+    both = call("f") + "\n" + call("g")
+    check(await made().of_reply(None, use, ""), [call("f"), both], ["", "hi", call("h")])
+    named = ToolUse(TOOLS, "required", "g", parallel=False)
+    check(await made().of_reply(None, named, ""), [call("g")], [call("f"), both])
+
+
+async def test_a_form_where_tools_may_be_called() -> None:
+    start = await made().of_reply(YES, ToolUse(TOOLS), "")
+    check(start, ["yes", "no", call("f")], ["", "hi", "<tool_call>yes", "yes" + call("f")])
+    none = await made().of_reply(YES, ToolUse(TOOLS, "none"), "")
+    check(none, ["yes"], [call("f")])
+    demanded = await made().of_reply(YES, ToolUse(TOOLS, "required"), "")
+    check(demanded, [call("f")], ["yes"])
+
+
+async def test_reasoning_is_free() -> None:
+    inside = await made(THINKS).of_reply(YES, ToolUse(), "assistant\n<think>\n")
+    check(inside, ["any thing</think>yes", "</think>no"], ["a</think>b"])
+    may = await made(THINKS).of_reply(YES, ToolUse(TOOLS), "assistant\n")
+    thought = "<think>hm</think>"
+    check(
+        may,
+        ["yes", f"{thought}yes", call("f"), thought + call("f")],
+        ["hm", f"{thought}hm", "<think>yes", f"hm{thought}yes"],
+    )
+    done = await made(THINKS).of_reply(YES, ToolUse(), "assistant\n<think></think>")
+    check(done, ["yes"], [f"{thought}yes"])
+
+
+async def test_tools_that_cannot_be_enforced_are_named() -> None:
+    strict = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {}}}
+    use = ToolUse(({"type": "function", "function": strict},), "required")
+    with pytest.raises(InvalidRequestError) as error:
+        await made().of_reply(None, use, "")
+    assert error.value.param == "tools"
+
+
+async def test_row_130_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints, "MAX_SECONDS", 0.01)
+    ours, release = made(), threading.Event()
+    monkeypatch.setattr(ours._grammars, "compile", lambda *_: release.wait())
+    with pytest.raises(InvalidRequestError, match="compile"):
+        await ours.of_text(YES)
+    release.set()
