@@ -90,7 +90,7 @@ class Over:
 
     Attributes:
         index: Which choice.
-        reason: Why: `tool_calls` if it stopped with at least one call.
+        reason: Why: `tool_calls` if it stopped with at least one call that is complete.
         completion: What the engine says of it.
         reasoning_tokens: How many of its tokens were reasoning.
     """

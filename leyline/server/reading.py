@@ -6,13 +6,18 @@ from typing import Protocol
 
 from leyline.events import Completion, Delta
 from leyline.server.ask import EndReason, Over, Said
-from leyline.server.parsers.pieces import CallHead, Content, Piece
+from leyline.server.parsers.pieces import Content, Piece
 
 
 class Reader(Protocol):
-    """Reads a reply and counts the tokens of its reasoning; see `parsers.choosing.ReplyParser`."""
+    """Reads a reply and keeps account of it; see `parsers.choosing.ReplyParser`."""
 
     reasoning_tokens: int
+
+    @property
+    def complete(self) -> frozenset[int]:
+        """The calls that were closed, by their indices."""
+        ...
 
     def push(self, text: str, num_tokens: int = 0) -> list[Piece]:
         """Read more text, which came in so many tokens."""
@@ -27,6 +32,7 @@ class Plain:
     """The reader of a reply without markup: all of it is content."""
 
     reasoning_tokens = 0
+    complete: frozenset[int] = frozenset()
 
     def push(self, text: str, num_tokens: int = 0) -> list[Piece]:
         """Whatever comes is content."""
@@ -48,7 +54,6 @@ class Reading:
     def __init__(self, index: int, reader: Reader) -> None:
         self._index = index
         self._reader = reader
-        self._has_calls = False
 
     def said(self, delta: Delta) -> Said:
         """A piece of the reply."""
@@ -59,14 +64,12 @@ class Reading:
         """The end of the reply, behind what was held back of it."""
         rest = self._told(self._reader.flush())
         stopped = completion.finish_reason == "stop"
-        reason: EndReason = (
-            "tool_calls" if stopped and self._has_calls else completion.finish_reason
-        )
+        called = stopped and bool(self._reader.complete)
+        reason: EndReason = "tool_calls" if called else completion.finish_reason
         over = Over(self._index, reason, completion, self._reader.reasoning_tokens)
         return [rest, over] if rest.pieces else [over]
 
     def _told(self, pieces: list[Piece], delta: Delta | None = None) -> Said:
-        self._has_calls |= any(isinstance(piece, CallHead) for piece in pieces)
         tokens, logprobs = ((), ()) if delta is None else (delta.token_ids, delta.logprobs)
         return Said(self._index, tuple(pieces), tokens, logprobs)
 
