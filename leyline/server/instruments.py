@@ -49,6 +49,11 @@ class Instruments:
         self.inter_token = seconds("inter_token_latency_seconds", "Per token", _TOKEN_SECONDS)
         self.latency = seconds("e2e_request_latency_seconds", "To the end", _REQUEST_SECONDS)
         self.queue = seconds("request_queue_time_seconds", "Until it ran", _FIRST_SECONDS)
+        self.prefill = seconds("request_prefill_time_seconds", "To its first token", _FIRST_SECONDS)
+        self.decode = seconds("request_decode_time_seconds", "From there", _REQUEST_SECONDS)
+        self.prefilled = self._histogram(
+            "request_prefill_kv_computed_tokens", "Rows computed for a prompt", _STEP_TOKENS
+        )
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens computed in a step of the engine", _STEP_TOKENS
         )

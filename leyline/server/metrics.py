@@ -35,6 +35,8 @@ class _Timing:
     """When things happened to a request, in seconds."""
 
     opened: float
+    began: float | None = None
+    first: float | None = None
     last: float | None = None
 
 
@@ -57,14 +59,16 @@ class Meter:
         self._forget(request_id)
         self.instruments.failure.labels("cancelled").inc()
 
-    def stepped(self, engine: ServedEngine, events: Sequence[EngineEvent]) -> None:
-        """The engine did a step."""
+    def stepped(self, engine: ServedEngine, events: Sequence[EngineEvent], since: float) -> None:
+        """The engine did a step; who waits no longer began with it."""
         now, pace = time.perf_counter(), pace_of(engine)
         if pace.num_batches > self._batches:
             self.instruments.step_tokens.observe(pace.num_batch_tokens - self._tokens)
             self._batches, self._tokens = pace.num_batches, pace.num_batch_tokens
         for request_id in self._waiting - pace.waiting:
-            self.instruments.queue.observe(now - self._open[request_id].opened)
+            timing = self._open[request_id]
+            timing.began = max(since, timing.opened)
+            self.instruments.queue.observe(timing.began - timing.opened)
         self._waiting &= pace.waiting
         for event in events:
             self._take(event, now)
@@ -89,7 +93,7 @@ class Meter:
             self._note_tokens(timing, 1, now, only_first=True)
             self._note_completion(event)
             if timing is not None:
-                self.instruments.latency.observe(now - timing.opened)
+                self._note_times(timing, now)
 
     def _forget(self, request_id: int) -> None:
         self._open.pop(request_id, None)
@@ -102,11 +106,20 @@ class Meter:
         if timing is None or not count:
             return
         if timing.last is None:
+            timing.first = now
             self.instruments.first_token.observe(now - timing.opened)
         elif not only_first:
             for _ in range(count):
                 self.instruments.inter_token.observe((now - timing.last) / count)
         timing.last = now
+
+    def _note_times(self, timing: _Timing, now: float) -> None:
+        """How long an answer took, and its two parts."""
+        self.instruments.latency.observe(now - timing.opened)
+        if timing.first is not None:
+            began = timing.opened if timing.began is None else timing.began
+            self.instruments.prefill.observe(timing.first - began)
+            self.instruments.decode.observe(now - timing.first)
 
     def _note_completion(self, completion: Completion) -> None:
         tell, usage = self.instruments, completion.usage
@@ -116,7 +129,9 @@ class Meter:
         tell.cached.inc(usage.cached_tokens)
         tell.hits.inc(usage.cached_tokens)
         tell.spliced.inc(usage.spliced_tokens)
-        tell.computed.inc(max(0, usage.prompt_tokens - usage.cached_tokens))
+        computed = max(0, usage.prompt_tokens - usage.cached_tokens)
+        tell.computed.inc(computed)
+        tell.prefilled.observe(computed)
         tell.generated.inc(usage.completion_tokens)
         tell.degraded.inc(usage.degraded)
         self._note_receipts(completion.receipts)

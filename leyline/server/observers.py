@@ -20,8 +20,14 @@ class Observer(Protocol):
         """A request was given up by its client before it ended."""
         ...
 
-    def stepped(self, engine: ServedEngine, events: Sequence[EngineEvent]) -> None:
-        """The engine did a step; the events are those that somebody waits for."""
+    def stepped(self, engine: ServedEngine, events: Sequence[EngineEvent], since: float) -> None:
+        """The engine did a step.
+
+        Args:
+            engine: The engine.
+            events: What happened to requests that somebody waits for.
+            since: When the step began, on the clock of `time.perf_counter`.
+        """
         ...
 
     def refused(self, modes: Iterable[str]) -> None:
@@ -38,7 +44,7 @@ class Nobody:
     def closed(self, request_id: int) -> None:
         """Let it pass."""
 
-    def stepped(self, engine: ServedEngine, events: Sequence[EngineEvent]) -> None:
+    def stepped(self, engine: ServedEngine, events: Sequence[EngineEvent], since: float) -> None:
         """Let it pass."""
 
     def refused(self, modes: Iterable[str]) -> None:

@@ -215,7 +215,8 @@ class Worker:
         try:
             while self._take_posted():
                 if self.engine.has_work:
-                    self._publish(self.engine.step())
+                    since = time.perf_counter()
+                    self._publish(self.engine.step(), since)
                     self._expire()
             self._cancel_all()
             refusal = _STOPPED
@@ -292,12 +293,18 @@ class Worker:
         for request_id in self._subscribers:
             self.engine.cancel(request_id)
 
-    def _publish(self, events: Iterable[EngineEvent]) -> None:
-        """Hand a step's events to their subscribers; one wake-up a loop."""
+    def _publish(self, events: Iterable[EngineEvent], since: float | None = None) -> None:
+        """Hand a step's events to their subscribers; one wake-up a loop.
+
+        Args:
+            events: The events.
+            since: When the step began; now for what the engine did not say.
+        """
         wanted = [(self._subscriber(event), event) for event in events]
         deliveries = [(one, event) for one, event in wanted if one is not None]
         with _only_logged():
-            self.observer.stepped(self.engine, [event for _, event in deliveries])
+            began = time.perf_counter() if since is None else since
+            self.observer.stepped(self.engine, [event for _, event in deliveries], began)
         outgoing: dict[asyncio.AbstractEventLoop, list[tuple[Subscription, EngineEvent]]] = {}
         for subscription, event in deliveries:
             outgoing.setdefault(subscription.loop, []).append((subscription, event))

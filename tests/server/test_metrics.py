@@ -40,7 +40,8 @@ GAUGES = words("""
 """)
 HISTOGRAMS = words("""
     time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds
-    request_queue_time_seconds iteration_tokens_total directive_seconds
+    request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds
+    request_prefill_kv_computed_tokens iteration_tokens_total directive_seconds
 """)
 
 
@@ -53,6 +54,8 @@ MOVED = words("""
     sessions session_held_tokens time_to_first_token_seconds_count
     inter_token_latency_seconds_count e2e_request_latency_seconds_count
     request_queue_time_seconds_count iteration_tokens_total_count directive_seconds_count
+    request_prefill_time_seconds_count request_decode_time_seconds_count
+    request_prefill_kv_computed_tokens_count
 """)
 SAMPLE = re.compile(r"(leyline:[a-z0-9_]+(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})?) (\S+)")
 
@@ -138,6 +141,11 @@ async def test_what_happens_is_counted_and_counters_never_go_back(real: Client) 
     assert total(after, "e2e_request_latency_seconds_count") == 3
     assert total(after, "request_queue_time_seconds_count") == 5
     assert total(after, "time_to_first_token_seconds_count") == 3
+    latency = total(after, "e2e_request_latency_seconds_sum")
+    parts = total(after, "request_decode_time_seconds_sum") + total(
+        after, "request_prefill_time_seconds_sum"
+    )
+    assert parts <= latency + 1e-9
     assert after["leyline:generation_tokens_total"] == 4 + 4 + 2
     parts = (after[f"leyline:prompt_tokens_{one}_total"] for one in ("cached", "recomputed"))
     assert after["leyline:prompt_tokens_total"] == sum(parts)
