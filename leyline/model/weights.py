@@ -11,20 +11,18 @@ goes to another device, is copied from the mapped file, and its pages are given 
 
 What reading costs is mostly the system's handing out fresh memory, a page at a time, and that takes
 a core each. So experts are read by threads of their own, a few tensors at a time, while the calling
-one builds and packs the rest. torch computes on each of these threads alone: left to itself it
-shares every operation out among its threads and waits for the last of them, which on a busy machine
-costs more than the work (3 to 14 s a GB of 1 MB experts were measured, against 0.7).
+one builds and packs the rest.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Barrier, Lock, Thread
+from threading import Lock
 from types import TracebackType
 
 import torch
@@ -34,6 +32,7 @@ from tqdm import tqdm
 from leyline.errors import ModelError
 from leyline.model import fp8
 from leyline.model.config import ModelConfig
+from leyline.model.copiers import computing_alone, copiers
 from leyline.model.parameters import Shape, check_shape, parameter_shapes
 from leyline.model.safetensors_file import DTYPES, Entry, TensorFile
 from leyline.model.schemes import SCALE_SUFFIX, refuse_by_tensors
@@ -50,7 +49,6 @@ from leyline.model.transformer import Transformer
 
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 FP8 = "F8_E4M3"
-MAX_COPIERS = 4
 BATCH = 8  # tensors that a copier fills before it is given more
 KEPT_BYTES = 24 << 20  # holds every layer's projections, but not the head's
 # float16 overflows in these models' residual streams (vllm PR 13232), so it is never run in.
@@ -83,7 +81,7 @@ def load_model(
     """
     config = ModelConfig.load(folder)
     opened = Checkpoint(Path(folder), config, device, progress, check_weights, behind=True)
-    with opened as checkpoint, _computing_alone():
+    with opened as checkpoint, computing_alone():
         model = Transformer(
             config,
             checkpoint,
@@ -152,7 +150,7 @@ class Checkpoint:
                 disable=not self._progress,
             )
             self._bar = self._open.enter_context(bar)
-            self._copiers = _copiers(self._device)
+            self._copiers = copiers(self._device)
             self._open.callback(self._copiers.shutdown, cancel_futures=True)
             self._open = self._open.pop_all()
         return self
@@ -298,42 +296,6 @@ class Checkpoint:
         return ModelError(
             f"The tensor {name} in {self._files[name].name} {problem}.", param="model"
         )
-
-
-@contextmanager
-def _computing_alone() -> Iterator[None]:
-    """Have torch compute on the calling thread alone."""
-    threads = torch.get_num_threads()
-    _compute_alone(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _compute_alone(threads: int) -> None:
-    """Limit the calling thread to itself; all others go on with `threads`.
-
-    `set_num_threads` sets the caller's limit and the one that new threads begin with. The second
-    is set back by a thread that does nothing else.
-    """
-    torch.set_num_threads(1)
-    helper = Thread(target=torch.set_num_threads, args=(threads,))
-    helper.start()
-    helper.join()
-
-
-def _copiers(device: torch.device) -> ThreadPoolExecutor:
-    """Threads that fill places; one is enough for a device with memory of its own.
-
-    All are started here: each holds back new threads of others for a moment.
-    """
-    threads = torch.get_num_threads()
-    num = min(MAX_COPIERS, threads) if device.type == "cpu" else 1
-    pool = ThreadPoolExecutor(num, "loading", _compute_alone, (threads,))
-    all_started = Barrier(num)
-    wait([pool.submit(all_started.wait) for _ in range(num)])
-    return pool
 
 
 def _open_files(folder: Path, config: ModelConfig) -> dict[str, TensorFile]:
