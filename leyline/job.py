@@ -303,7 +303,7 @@ class Job:
             session.checkpoint = before
             said = session.context.tokens[self.reply_start :] if kept else ()
             session.marks = list(self._settled(session, said, tokenizer, answered))
-            session.messages += self._reply_span(kept)
+            self._note_reply(session, self.turn, kept)
 
     def _checkpoint(self) -> Checkpoint | None:
         """What the session goes on from if its client asks for this turn once more."""
@@ -334,13 +334,20 @@ class Job:
             for start, end in found:
                 yield replace(mark, of="span", start=start, end=end)
 
-    def _reply_span(self, kept: tuple[int, ...]) -> list[MessageSpan]:
-        """Where the reply stands, without the token that ends it."""
-        assert self.session is not None, "a span without a session"
+    def _note_reply(self, session: Session, turn: Turn, kept: tuple[int, ...]) -> None:
+        """Have the session know where the reply stands, without the token that ends it.
+
+        One that goes on with the last message is one message with it: its client sends back both
+        as one.
+        """
         if not kept:
-            return []
-        end = len(self.session.context) - (kept[-1] in self.work.stop_ids)
-        return [MessageSpan("assistant", None, min(self.reply_start, end), end)]
+            return
+        end = len(session.context) - (kept[-1] in self.work.stop_ids)
+        start = min(self.reply_start, end)
+        if turn.continues:
+            begun = session.messages.pop()
+            start = begun.start if begun.start < begun.end else start
+        session.messages.append(MessageSpan("assistant", None, start, end))
 
     def _kept(self) -> tuple[int, ...]:
         """The tokens that the reply consists of, its stop token included."""

@@ -46,6 +46,7 @@ class Turn:
         append: Tokens behind a carried edit.
         again_from: Where the last turn began, if the client asks for that turn once more.
         first_difference: The first position that the edit changes; None without one.
+        continues: Whether the reply goes on with the last message, and is none of its own.
     """
 
     rendered: str
@@ -57,6 +58,7 @@ class Turn:
     append: Tokens = ()
     again_from: int | None = None
     first_difference: int | None = None
+    continues: bool = False
 
     def unrelated(self, length: int) -> bool:
         """Whether the history is more likely another one than an edit of the session's.
@@ -89,7 +91,8 @@ class Turns:
         """A history that nothing is known about; the template writes its own BOS."""
         text = rendered(self.tokenizer, messages, rendering)
         context = Context.of(self.tokenizer.encode(text), root)
-        return Turn(text, context, context, self._located(messages, text, context, 0, rendering))
+        located = self._located(messages, text, context, 0, rendering)
+        return Turn(text, context, context, located, continues=rendering.continues_reply)
 
     def following(
         self,
@@ -108,7 +111,14 @@ class Turns:
         context = base.append(self.tokenizer.encode(added))
         new = self._located(messages[len(spans) :], added, context, len(base), rendering)
         again = None if base is session.context else len(base)
-        return Turn(asked, context, context, [*spans, *new], again_from=again)
+        return Turn(
+            asked,
+            context,
+            context,
+            [*spans, *new],
+            again_from=again,
+            continues=rendering.continues_reply,
+        )
 
     def _rewritten(
         self,
@@ -188,6 +198,7 @@ class Turns:
             carried,
             change.append if carried else (),
             first_difference=first,
+            continues=rendering.continues_reply,
         )
 
     def _located(

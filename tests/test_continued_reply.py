@@ -1,0 +1,85 @@
+"""A session's reply that is gone on with is one message, as its client will send it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyline import Engine, Rendering, SamplingParams
+from leyline.events import Completion
+from tests.lockstep import tiny_engine
+
+Folder = Callable[[str], Path]
+Message = dict[str, Any]
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+GOES_ON = Rendering(opens_reply=False, continues_reply=True)
+
+
+@pytest.fixture
+def engine(tiny_folder: Folder) -> Iterator[Engine]:
+    with tiny_engine(tiny_folder("v3")) as engine:
+        yield engine
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def answered(engine: Engine, messages: list[Message], *, goes_on: bool = False) -> Completion:
+    rendering = GOES_ON if goes_on else Rendering()
+    *_, last = engine.turn(messages, GREEDY, {}, "agent", rendering=rendering)
+    assert isinstance(last, Completion)
+    return last
+
+
+def said(engine: Engine) -> list[tuple[str, str]]:
+    """The session's messages, as its context spells them."""
+    info, decode = engine.session_info("agent"), engine.tokenizer.decode
+    spans = [(one.role, info.token_ids[one.start : one.end]) for one in info.messages]
+    return [(role, decode(tokens, skip_special=False)) for role, tokens in spans]
+
+
+def test_the_beginning_and_what_follows_are_one_message(engine: Engine) -> None:
+    history = [user("where does the land end"), assistant("the land ends in the")]
+    reply = answered(engine, history, goes_on=True)
+    whole = [history[0], assistant("the land ends in the" + reply.text)]
+    assert said(engine) == [(one["role"], one["content"]) for one in whole]
+
+    history = [*whole, user("and the sea"), user("tell me")]
+    after = answered(engine, history)
+    assert after.usage.first_difference is None
+    expected = [*history, assistant(after.text)]
+    assert said(engine) == [(one["role"], one["content"]) for one in expected]
+
+
+def test_a_reply_that_was_cut_goes_on_from_its_own_rows(engine: Engine) -> None:
+    history = [user("where does the land end")]
+    first = answered(engine, history)
+    history.append(assistant(first.text))
+    second = answered(engine, history, goes_on=True)
+    assert second.usage.first_difference is None
+    assert second.usage.cached_tokens == second.usage.prompt_tokens - 1
+    expected = [history[0], assistant(first.text + second.text)]
+    assert said(engine) == [(one["role"], one["content"]) for one in expected]
+    assert engine.session_info("agent").version == 0
+
+
+def test_asking_for_the_rest_again_begins_where_the_first_one_did(engine: Engine) -> None:
+    history = [user("where does the land end"), assistant("the land ends in the")]
+    for _ in range(2):
+        reply = answered(engine, history, goes_on=True)
+        expected = [history[0], assistant("the land ends in the" + reply.text)]
+        assert said(engine) == [(one["role"], one["content"]) for one in expected]
+
+
+def test_a_reply_that_begins_with_nothing_is_a_message_of_its_own(engine: Engine) -> None:
+    reply = answered(engine, [user("where does the land end"), assistant("")], goes_on=True)
+    assert said(engine) == [("user", "where does the land end"), ("assistant", reply.text)]
