@@ -4,14 +4,16 @@ Templates differ in what they expect of a message: some read lists of text parts
 some look for a null beside tool calls, others print it as "None"; some walk over a call's
 arguments, others append them as JSON text. A template does not say which, so it is asked: a few
 probes are rendered when it is loaded, and every later message is given in the form that it writes
-well. So a null, an absent and an empty content give the same prompt, and a tool call is never lost.
+well. So a null, an absent and an empty content give the same prompt, and a tool call is never lost,
+not even one whose arguments a model left broken: its client sends it back with every later turn.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2
@@ -25,6 +27,8 @@ from leyline.template_sandbox import TemplateSandbox
 # llama.cpp join them.
 PART_SEPARATOR = "\n"
 MAX_REASON = 300  # characters of a template's own words in an error
+MAX_DEPTH = 64  # of the arguments that a template walks over
+_HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # by different clients
 
 
@@ -74,12 +78,14 @@ class Form:
         null_content: Whether it wants null, not "", as the content beside tool calls.
         text_arguments: Whether it wants a call's arguments as JSON text, not as a mapping.
         list_content: Whether it reads no strings, only lists of parts.
+        only_objects: Whether it fails on arguments that are no object.
     """
 
     part_separator: str = PART_SEPARATOR
     null_content: bool = False
     text_arguments: bool = False
     list_content: bool = False
+    only_objects: bool = False
 
 
 def _formed_call(call: Any, form: Form) -> Any:
@@ -92,17 +98,42 @@ def _formed_call(call: Any, form: Form) -> Any:
 
 
 def _formed_arguments(arguments: Any, form: Form) -> Any:
-    """Turn an object into its JSON text or back; what is neither stays as it is."""
+    """Turn an object into its JSON text or back; what is neither stays text, inside one if need be.
+
+    A model that was cut off, or that wrote no JSON, leaves such text behind.
+    """
     if form.text_arguments:
         is_object = isinstance(arguments, Mapping)
         return json.dumps(dict(arguments), ensure_ascii=False) if is_object else arguments
     if not isinstance(arguments, str):
         return arguments
+    parsed = _object(arguments)
+    if parsed is None:
+        return {"arguments": arguments} if form.only_objects else arguments
+    return parsed
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The object that a JSON text spells; None if it is none, or too deep for a template.
+
+    U+FFFD stands in it for half of a surrogate pair, which an escape can spell and no prompt.
+    """
     try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+        value = json.loads(text)
+        if _HALF_ESCAPED.search(text):
+            spelled = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            value = json.loads(spelled.decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and not _is_deep(value, MAX_DEPTH) else None
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    """Whether a JSON value has more than so many levels."""
+    if not isinstance(value, (dict, list)):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deep(child, levels - 1) for child in children)
 
 
 def _plain_message(message: Any, index: int, form: Form) -> dict[str, Any]:
@@ -217,6 +248,7 @@ class _Program:
             self.form = Form()
             separator, list_content = self._content_form()
             self.form = Form(separator, *self._call_form(), list_content)
+            self.form = replace(self.form, only_objects=self._wants_objects(self.form))
         except SecurityError as error:
             raise ModelError(f"The model's chat template is refused: {_brief(error)}.") from error
         except Exception as error:
@@ -258,15 +290,24 @@ class _Program:
                 arguments: Any = {"bird": "owl"}
                 if text_arguments:
                     arguments = json.dumps(arguments)
-                function = {"name": "find_birds", "arguments": arguments}
-                calls = [{"id": "call_0", "type": "function", "function": function}]
-                content = None if null_content else ""
-                reply = {"role": "assistant", "content": content, "tool_calls": calls}
-                text = self._probe([{"role": "user", "content": "Find one."}, reply]) or ""
+                text = self._call(arguments, None if null_content else "") or ""
                 # Python's own spelling of a mapping, and JSON in JSON, are nobody's wish.
                 if "find_birds" in text and not any(odd in text for odd in ("{'bird'", '{\\"bird')):
                     return null_content, text_arguments
         return False, False
+
+    def _wants_objects(self, form: Form) -> bool:
+        """Whether a call without JSON is what it fails on, or leaves out."""
+        content = None if form.null_content else ""
+        written = [self._call(each, content) or "" for each in ({"bird": "owl"}, '{"bird": "ow')]
+        return "owl" in written[0] and '"ow' not in written[1].replace("\\", "")
+
+    def _call(self, arguments: Any, content: str | None) -> str | None:
+        """How it writes a call beside a content, if it does."""
+        function = {"name": "find_birds", "arguments": arguments}
+        calls = [{"id": "call_0", "type": "function", "function": function}]
+        reply = {"role": "assistant", "content": content, "tool_calls": calls}
+        return self._probe([{"role": "user", "content": "Find one."}, reply])
 
     def _probe(self, messages: list[dict[str, Any]]) -> str | None:
         """Render a conversation that the template may not like."""

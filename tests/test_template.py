@@ -155,7 +155,7 @@ def test_deep_nesting_is_refused():
     ("source", "form"),
     [
         (PLAIN, Form()),
-        (ITEMS, Form()),
+        (ITEMS, Form(only_objects=True)),
         (TOJSON, Form()),
         (NULL_AND_TEXT, Form(null_content=True, text_arguments=True)),
         ("{{ messages[-1].tool_calls[0].function | string }}", Form(text_arguments=True)),
@@ -219,6 +219,20 @@ def test_odd_arguments_are_left_alone():
         assert plain[0]["tool_calls"][0]["function"]["arguments"] == {}
     calls = ["no", {"function": "no"}, {}]
     assert plain_messages([{"role": "a", "tool_calls": calls}])[0]["tool_calls"] == calls
+
+
+@pytest.mark.parametrize(
+    "odd", ["[1]", "{", '{"bird": "ow', "5", '{"a":' * 2000 + "1" + "}" * 2000]
+)
+def test_a_call_that_a_model_left_broken_can_be_sent_back(odd):
+    assert f" arguments={odd}]" in render(ITEMS, [calling(odd)])
+    assert json.dumps(odd) in render(TOJSON, [calling(odd)])
+
+
+def test_what_no_prompt_can_spell_is_replaced_in_arguments():
+    half = calling(r'{"a\udc00": ["\ud83d", "\ud83d\ude42", 1e2]}')
+    arguments = plain_messages([half])[0]["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"a\ufffd": ["\ufffd", "🙂", 100.0]}
 
 
 def test_text_arguments_are_given_as_they_were_sent():
