@@ -116,8 +116,7 @@ class Loop(Jobs):
         """Have a batch computed, and learn how long that takes."""
         since = time.perf_counter()
         output = self.parts.executor.run(batch)
-        if not any(op.targets for op in batch.extends):  # to score a prompt takes a time of its own
-            self.rates.note(batch, 1e3 * (time.perf_counter() - since))
+        self.rates.note(batch, 1e3 * (time.perf_counter() - since))
         return output
 
     def _try_to_land(self, event: Event) -> None:

@@ -62,10 +62,16 @@ class Rates:
         self._moves = Line()
 
     def note(self, batch: Batch, elapsed_ms: float) -> None:
-        """Learn from a batch that has run; one of both kinds tells nothing about either."""
+        """Count a batch that has run, and learn from it if it was of one kind.
+
+        One that computes and moves tells nothing about either; to score a prompt takes a time of
+        its own.
+        """
         self.num_batches += bool(batch)
         self.num_tokens += batch.num_tokens
         num_rows = sum(move.num_rows for move in batch.moves)
+        if any(op.targets for op in batch.extends):
+            return
         if batch.extends and not num_rows:
             self._extends.add(batch.num_tokens, elapsed_ms)
         elif num_rows and not batch.extends:

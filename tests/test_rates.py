@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -163,3 +164,12 @@ def test_a_machine_that_cannot_be_measured_still_plans(
         plan = session.plan([Directive(3, 5, (9,))])
         assert plan.receipts[0].moved_in_place + plan.receipts[0].copied > 0
         assert plan.amortize_ms is None and plan.cheaper is None and plan.forget_ms is not None
+
+
+def test_a_scored_batch_is_counted_and_teaches_nothing() -> None:
+    rates, (op,) = Rates(100), extends(10).extends
+    rates.note(Batch(extends=(replace(op, targets=(5,) * 9),)), 10.0)
+    assert (rates.num_batches, rates.num_tokens) == (1, 10)
+    assert rates.extend_ms(10) is None
+    rates.note(extends(10), 10.0)  # a twin that teaches
+    assert rates.extend_ms(10) == pytest.approx(10.0)

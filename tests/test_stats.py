@@ -76,3 +76,10 @@ def test_a_closed_engine_says_so(tiny_folder: Folder) -> None:
     for read in (stats_of, pace_of):
         with pytest.raises(EngineClosedError):
             read(engine)
+
+
+def test_the_batches_of_a_prompt_that_is_scored_count(tiny_folder: Folder) -> None:
+    with tiny_engine(tiny_folder("v3")) as engine:
+        engine.generate(list(range(3, 43)), SamplingParams(max_tokens=0, prompt_logprobs=0))
+        stats = check(engine)
+        assert (stats.num_batches, stats.num_batch_tokens) == (2, 40)  # of 24 tokens at most
