@@ -74,7 +74,7 @@ class Desk(Loop):
 
         A session may be a guess: agents send one key with all that they ask for, the title of a
         conversation included. With `tentative`, a history that has little in common with the
-        session's is answered without it.
+        session's is answered without it, and so is a request that no session can answer.
 
         Raises:
             InvalidRequestError: If the messages do not render, or leave nothing to answer.
@@ -82,7 +82,9 @@ class Desk(Loop):
             ContextLengthError: If there is no room for an answer.
             SessionBusyError: If the session is in the middle of a turn or an edit.
         """
-        params = self._door.sampling(params, in_session=session_id is not None)
+        params = self._door.sampling(params, in_session=session_id is not None and not tentative)
+        if params.prompt_logprobs is not None:
+            session_id = None
         root = self._door.root(salt)
         if session_id is not None:
             self._door.name(session_id, "session_id")
@@ -108,11 +110,12 @@ class Desk(Loop):
         """Queue a turn under an id that it has already."""
         session = self._idle_session(session_id, root) if session_id is not None else None
         if session is None or not len(session.context):
-            turn = self._turns.fresh(messages, root, rendering)
+            turn = self._turns.fresh(messages, root, rendering, located=session_id is not None)
         else:
             turn = self._turns.following(session, messages, mode, rendering)
             if tentative and turn.unrelated(len(session.context)):
-                session_id, session, turn = None, None, self._turns.fresh(messages, root, rendering)
+                session_id, session = None, None
+                turn = self._turns.fresh(messages, root, rendering, located=False)
         self._door.room(turn.after, _least(params))
         if session_id is not None and session is None:
             session = self.sessions.create(session_id, root, time.monotonic())

@@ -87,12 +87,22 @@ class Turns:
     min_run: int
     protect_first: int
 
-    def fresh(self, messages: Messages, root: bytes, rendering: Rendering = PLAIN) -> Turn:
-        """A history that nothing is known about; the template writes its own BOS."""
+    def fresh(
+        self,
+        messages: Messages,
+        root: bytes,
+        rendering: Rendering = PLAIN,
+        *,
+        located: bool = True,
+    ) -> Turn:
+        """A history that nothing is known about; the template writes its own BOS.
+
+        Its messages need not be located if no session will ask where they stand.
+        """
         text = rendered(self.tokenizer, messages, rendering)
         context = Context.of(self.tokenizer.encode(text), root)
-        located = self._located(messages, text, context, 0, rendering)
-        return Turn(text, context, context, located, continues=rendering.continues_reply)
+        spans = self._located(messages, text, context, 0, rendering) if located else []
+        return Turn(text, context, context, spans, continues=rendering.continues_reply)
 
     def following(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from leyline import Engine, SamplingParams
+from leyline.errors import InvalidRequestError
 from leyline.events import Completion
 from tests.lockstep import tiny_engine
 
@@ -51,3 +53,17 @@ def test_an_edited_history_is_still_the_sessions_own(tiny_folder: Folder, edit: 
         messages = TASK * 2 if edit == "shortened" else [*TASK * 2, *TITLE, reply, *TASK]
         then = answered(engine, messages, True)
         assert then.session_id == "key" and engine.session_info("key").version == 1
+
+
+def test_a_request_that_cannot_be_had_in_a_session_is_answered_without_a_guessed_one(
+    tiny_folder: Folder,
+) -> None:
+    scored = replace(GREEDY, prompt_logprobs=0)
+    with tiny_engine(tiny_folder("v3")) as engine:
+        answered(engine, TASK, True)
+        before = engine.session_info("key")
+        request_id = engine.submit_chat(TASK, scored, session_id="key", tentative=True)
+        engine.settle()
+        assert request_id and engine.session_info("key") == before
+        with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
+            engine.submit_chat(TASK, scored, session_id="key")
