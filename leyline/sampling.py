@@ -14,6 +14,7 @@ from leyline.errors import InvalidRequestError
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
+MAX_SHOWN = 64
 MAX_BIAS = 100.0
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
@@ -119,6 +120,9 @@ class SamplingParams:
         _optional("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _optional("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _strings("stop", self.stop, MAX_STOP_STRINGS)
+        _strings("shown", self.shown, MAX_SHOWN)
+        for name in ("include_stop", "ignore_eos", "skip_special_tokens"):
+            _flag(name, getattr(self, name))
         _tokens("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
         _biases(self.logit_bias)
 
@@ -171,6 +175,12 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise InvalidRequestError(
             f"{name} is {value!r}; it must be an integer from {low} to {high}.", param=name
         )
+
+
+def _flag(name: str, value: object) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} is {value!r}; it must be True or False.", param=name)
 
 
 def _optional(name: str, value: object, low: int, high: int) -> None:
