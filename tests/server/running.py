@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -76,3 +77,10 @@ def answer_of(client: socket.socket) -> tuple[int, bytes]:
         received += part
     head, _, body = received.partition(b"\r\n\r\n")
     return (int(head.split()[1]) if head else 0), body
+
+
+def first_answer(client: socket.socket) -> tuple[int, bytes]:
+    """Status and body of one answer on a connection that may stay open."""
+    with http.client.HTTPResponse(client) as answer:
+        answer.begin()
+        return answer.status, answer.read()
