@@ -28,6 +28,8 @@ from leyline.template_sandbox import TemplateSandbox
 PART_SEPARATOR = "\n"
 MAX_REASON = 300  # characters of a template's own words in an error
 MAX_DEPTH = 64  # of the arguments that a template walks over
+INVALID = "INVALID_JSON"
+"""The one key of a call's arguments that are no JSON object; its value is what they are."""
 _HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # by different clients
 
@@ -109,7 +111,7 @@ def _formed_arguments(arguments: Any, form: Form) -> Any:
         return arguments
     parsed = _object(arguments)
     if parsed is None:
-        return {"arguments": arguments} if form.only_objects else arguments
+        return {INVALID: arguments} if form.only_objects else arguments
     return parsed
 
 

@@ -20,6 +20,7 @@ from leyline.server.messages_blocks import proper
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Piece, Reasoning
 from leyline.server.usage import session_of, usage
 from leyline.server.wire import encode
+from leyline.template import INVALID
 
 Body = dict[str, Any]
 Event = tuple[str, Body]
@@ -29,9 +30,6 @@ StopReason = Literal[
 
 SIGNATURE = "leyline"
 """The signature of every thinking block. It proves nothing; clients send none back without one."""
-
-INVALID = "INVALID_JSON"
-"""The one key of a call's input whose arguments are no JSON object; its value is what they are."""
 
 _KINDS = {Reasoning: "thinking", Content: "text"}
 
