@@ -33,6 +33,7 @@ from leyline.server.settings import LOOPBACK_HOSTS, ServerConfig
 from leyline.server.worker import Worker
 
 _API = (chat, completions, responses, messages, models, texts, directives, sessions, cache)
+_PROBES = frozenset({health.HEALTH, health.LIVE})
 
 
 class ErrorDetail(BaseModel):
@@ -97,8 +98,8 @@ def _add_doors(app: FastAPI, config: ServerConfig) -> None:
     app.add_middleware(
         WholeBody, max_bytes=config.max_body_bytes, max_seconds=config.body_timeout_s
     )
-    open_paths = {health.HEALTH, health.LIVE} | ({"/metrics"} if config.metrics_open else set())
-    app.add_middleware(KeyCheck, keyring=Keyring.of(config), open_paths=frozenset(open_paths))
+    open_paths = _PROBES | ({"/metrics"} if config.metrics_open else set())
+    app.add_middleware(KeyCheck, keyring=Keyring.of(config), open_paths=open_paths)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -109,7 +110,7 @@ def _add_doors(app: FastAPI, config: ServerConfig) -> None:
         )
     allowed = _hosts(config)
     if allowed:
-        app.add_middleware(HostCheck, allowed=allowed)
+        app.add_middleware(HostCheck, allowed=allowed, open_paths=_PROBES)
 
 
 def _hosts(config: ServerConfig) -> frozenset[str]:

@@ -25,15 +25,18 @@ class HostCheck:
     Args:
         app: The application behind the door.
         allowed: Host names that are let in, without ports.
+        open_paths: Paths that are read under any name: probes come by a machine's address.
     """
 
-    def __init__(self, app: ASGIApp, allowed: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, allowed: frozenset[str], open_paths: frozenset[str]) -> None:
         self.app = app
         self.allowed = allowed
+        self.open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in, or answer 403."""
-        if scope["type"] != "http" or _host(Headers(scope=scope)) in self.allowed:
+        named = scope["type"] == "http" and _host(Headers(scope=scope)) not in self.allowed
+        if not named or _is_read(scope, self.open_paths):
             await self.app(scope, receive, send)
             return
         host = Headers(scope=scope).get("host", "")
@@ -75,18 +78,13 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in as its tenant's, or answer 401."""
         tenant = None
-        if self.keyring and not self._is_open(scope):
+        if self.keyring and not _is_read(scope, self.open_paths):
             tenant = self.keyring.tenant_of(Headers(scope=scope))
             if tenant is None:
                 await _unknown(scope, receive, send)
                 return
         tenants.enter(scope, self.keyring, tenant)
         await self.app(scope, receive, send)
-
-    def _is_open(self, scope: Scope) -> bool:
-        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
-            return False
-        return scope["path"].removeprefix(scope.get("root_path", "")) in self.open_paths
 
 
 class WholeBody:
@@ -174,6 +172,13 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     )
     headers = {"www-authenticate": "Bearer"}
     await refusal(401, message, code="invalid_api_key", headers=headers)(scope, receive, send)
+
+
+def _is_read(scope: Scope, paths: frozenset[str]) -> bool:
+    """Whether a request reads one of these paths, in exactly this spelling."""
+    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+        return False
+    return scope["path"].removeprefix(scope.get("root_path", "")) in paths
 
 
 def _host(headers: Headers) -> str:

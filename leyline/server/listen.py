@@ -134,11 +134,15 @@ class _Signals:
     def __init__(self) -> None:
         self._queue: SimpleQueue[int] = SimpleQueue()
         self._count = 0
+        self._handled = 0
         self.loading = True
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """Note a signal."""
+        """Note a signal; a third one is not ours any more, should the second one not help."""
         self._queue.put(number)
+        self._handled += 1
+        if self._handled > 1:
+            signal.signal(number, signal.SIG_DFL)
         if self.loading:
             self.loading = False
             raise KeyboardInterrupt

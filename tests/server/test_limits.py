@@ -251,9 +251,11 @@ async def test_hosts_that_are_named_are_let_in_and_no_other(connect: Connect) ->
         ("localhost", 403),
         ("llm.example.evil", 403),
     ):
-        assert (await client.get("/health", headers={"host": host})).status == status
+        assert (await client.get("/version", headers={"host": host})).status == status
+        assert (await client.get("/health", headers={"host": host})).status == 200  # a probe
+        assert (await client.open("POST", "/health", headers={"host": host}).finish()).status >= 400
     local = connect(config=ServerConfig(allowed_hosts=("llm.example",)))
     for host in ("llm.example", "localhost"):
-        assert (await local.get("/health", headers={"host": host})).status == 200
+        assert (await local.get("/version", headers={"host": host})).status == 200
     anybody = connect(config=ServerConfig(allowed_hosts=("*",)))
-    assert (await anybody.get("/health", headers={"host": "any.example"})).status == 200
+    assert (await anybody.get("/version", headers={"host": "any.example"})).status == 200

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,32 @@ async def test_the_front_passes_on_what_comes_later() -> None:
     assert (await client.get("/version")).error["code"] == "loading"
     front.app = create_app(worker)
     assert json.loads((await client.get("/version")).body)["name"] == "leyline"
+
+
+def test_the_command_serves_a_model_to_those_with_a_key(
+    tiny_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("alice sk-alice\n")
+    flags = ["--port", "0", "--no-progress", "--kv-cache-tokens", "300"]
+    command = [sys.executable, "-m", "leyline", "serve", str(tiny_folder("v3")), *flags]
+    environment = {**os.environ, "LEYLINE_API_KEY_FILE": str(tmp_path / "keys")}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while not (line := process.stdout.readline()).startswith("Leyline is ready at "):
+                assert process.poll() is None
+            url, body = line.split()[-1], chat_body("the secret", max_tokens=2)
+            headers = {"x-api-key": "sk-alice", "x-request-id": "mine"}
+            assert httpx.get(url + "/v1/models").status_code == 401
+            answer = httpx.post(url + "/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate()
+            assert process.returncode == 0
+        finally:
+            process.kill()
+    told = [line for line in errors.splitlines() if "request_id=mine" in line]
+    assert len(told) == 1 and "completion_tokens=2" in told[0]
+    assert "secret" not in errors and "sk-alice" not in errors and "Traceback" not in errors

@@ -73,7 +73,7 @@ async def test_every_answer_has_an_id(connect: Connect, kind: str) -> None:
         "refused": lambda: client.chat(temperature=-1),
         "unknown": lambda: client.get("/nowhere"),
         "stream": lambda: client.chat(stream=True),
-        "host": lambda: client.get("/health", headers={"host": "evil.example"}),
+        "host": lambda: client.get("/version", headers={"host": "evil.example"}),
         "key": lambda: client.chat(),
         "body": lambda: client.chat("x" * 200),
         "broken": lambda: client.chat(),
@@ -114,7 +114,7 @@ async def everything_nasty(client: Client) -> None:
     await client.open(NASTY, "/" + NASTY, headers={"host": "localhost"}).finish()
     await client.get("/v1/models/" + NASTY + "?" + NASTY)
     await client.get("/v1/sessions/" + NASTY)
-    await client.get("/health", headers={"host": "evil\r\nforged"})
+    await client.get("/version", headers={"host": "evil\r\nforged"})
     await client.post("/v1/chat/completions", raw=NASTY.encode())
 
 
