@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from leyline.errors import InvalidRequestError
 from leyline.template import content_text
+
+Messages = Sequence[Mapping[str, Any]]
 
 # Stands behind the beginning of a reply that is to be continued; no text has it by chance.
 _HERE = "\ue000leyline-goes-on-here\ue001"
@@ -29,12 +31,16 @@ class Rendering:
         opens_reply: Whether the prompt ends with the head of a reply (`add_generation_prompt`).
         continues_reply: Whether the last message is the beginning of the reply, which goes on
             where its text ends (`continue_final_message`).
+        told: What a template that knows of no tools is given in the messages' place: the same
+            conversation in plain messages, each content somewhere in it as it is. Of a longer
+            history it must begin alike. None gives the template the messages.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     opens_reply: bool = True
     continues_reply: bool = False
+    told: Callable[[Messages], Messages] | None = None
 
 
 PLAIN = Rendering()
@@ -48,14 +54,12 @@ class Renderer(Protocol):
         """What it puts between the text parts of a message."""
         ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, messages: Messages, **variables: Any) -> str:
         """The prompt text of a conversation."""
         ...
 
 
-def rendered(
-    renderer: Renderer, messages: Sequence[Mapping[str, Any]], rendering: Rendering = PLAIN
-) -> str:
+def rendered(renderer: Renderer, messages: Messages, rendering: Rendering = PLAIN) -> str:
     """The prompt text of a conversation.
 
     Raises:
@@ -64,11 +68,11 @@ def rendered(
     """
     _check_variables(rendering.variables)
     more = {"tools": rendering.tools or None, **rendering.variables}
+    told = rendering.told or (lambda messages: messages)
     if not rendering.continues_reply:
-        return renderer.render(messages, add_generation_prompt=rendering.opens_reply, **more)
-    text = renderer.render(
-        [*messages[:-1], _marked(messages, renderer)], add_generation_prompt=False, **more
-    )
+        return renderer.render(told(messages), add_generation_prompt=rendering.opens_reply, **more)
+    marked = [*messages[:-1], _marked(messages, renderer)]
+    text = renderer.render(told(marked), add_generation_prompt=False, **more)
     before, found, _ = text.partition(_HERE)
     if not found:
         raise _nothing_to_continue("the model's chat template does not write its text")
@@ -84,7 +88,7 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
             )
 
 
-def _marked(messages: Sequence[Mapping[str, Any]], renderer: Renderer) -> Mapping[str, Any]:
+def _marked(messages: Messages, renderer: Renderer) -> Mapping[str, Any]:
     """The last message, with a mark where its text ends."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or last.get("tool_calls"):

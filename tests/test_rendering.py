@@ -48,6 +48,17 @@ def test_tools_and_variables_reach_the_template() -> None:
     assert rendered(Renderer(), [QUESTION], rendering) == "[look;](calm)<user>Why?</><assistant>"
 
 
+def test_a_template_is_told_other_messages_than_there_are() -> None:
+    def shouted(messages: Any) -> Any:
+        return [{**one, "content": one["content"].upper()} for one in messages]
+
+    told = Rendering(told=shouted)
+    assert rendered(Renderer(), [QUESTION], told) == "<user>WHY?</><assistant>"
+    begun = Rendering(told=lambda messages: [QUESTION, *messages], continues_reply=True)
+    asked = rendered(Renderer(), [QUESTION, said("Because")], begun)
+    assert asked == "<user>Why?</><user>Why?</><assistant>Because"
+
+
 @pytest.mark.parametrize("text", ["Because", "Because ", "", "</>", "<user>Why?</>"])
 def test_a_reply_goes_on_exactly_where_its_text_ends(text: str) -> None:
     asked = rendered(Renderer(), [QUESTION, said(text)], Rendering(continues_reply=True))

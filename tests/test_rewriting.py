@@ -14,7 +14,11 @@ from leyline import rewriting as module
 from leyline.context import Context
 from leyline.directive import Directive, Mode, apply
 from leyline.marks import MessageSpan
+from leyline.rendering import Rendering
+from leyline.rendering import rendered as rendered_as
 from leyline.rewriting import Rewriting, message_spans, reasoning_span, rewrite
+from leyline.server.parsers.formats import PROMPTED
+from leyline.server.parsers.pieces import ToolUse
 from leyline.template import ChatTemplate
 from leyline.tokenizer import Tokenizer
 from tests.embedded_fixtures import embedded_model
@@ -350,6 +354,42 @@ def test_what_the_vocabulary_lacks_moves_no_message():
 def test_stand_ins_in_a_message_lose_that_message_at_most():
     messages = [say("user", "\ue0001\ue001"), say("assistant", "yes"), say("user", "no")]
     assert found_texts(TOKENIZER, messages)[2] == "no"
+
+
+CALLS = [
+    {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "the sky"}'}},
+    {"id": "d", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+]
+TOLD = [
+    say("user", "look"),
+    say("assistant", "I look.", tool_calls=CALLS),
+    say("tool", "look", tool_call_id="c"),
+    say("tool", "the sky", tool_call_id="d"),
+    say("assistant", "", tool_calls=CALLS[:1]),
+    say("tool", "\n grey\n", tool_call_id="e"),
+    say("user", "look"),
+]
+USE = ToolUse(({"type": "function", "function": {"name": "look", "parameters": {}}},))
+
+
+@pytest.mark.parametrize("first", [0, 2])  # from the front, and behind a reply that has called
+@pytest.mark.parametrize("use", [USE, ToolUse()], ids=["tools", "no tools"])
+def test_messages_keep_their_places_where_a_template_is_told_others(use, first):
+    messages = TOLD[first:]
+    rendering = Rendering(told=PROMPTED.telling(use))
+    text = rendered_as(TOKENIZER, TOLD, rendering)
+    if first:
+        text = text[text.index("<tool_response>") - len("<|im_start|>user\n") :]
+    ids = TOKENIZER.encode(text)
+    spans = message_spans(messages, text, ids, TOKENIZER, rendering=rendering)
+    assert [(one.role, one.tool_call_id) for one in spans] == [
+        (one["role"], one.get("tool_call_id")) for one in messages
+    ]
+    found = [TOKENIZER.decode(ids[one.start : one.end], skip_special=False) for one in spans]
+    expected = ["look", "I look.", "look", "the sky", "", "grey", "look"]
+    assert [one.strip() for one in found] == expected[first:]
+    # The twin: by the messages that it was not told, a result is not found where it stands.
+    assert spans != message_spans(messages, text, ids, TOKENIZER)
 
 
 # Reasoning ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from leyline.server.parsers.calls import CallParser, NewId
@@ -39,6 +40,8 @@ from leyline.server.parsers.writing import (
     write_kimi_k2,
     write_qwen3_coder,
 )
+
+Told = Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,10 @@ class ToolFormat:
         if self.native:
             return plain
         return with_tools(plain, use, self.write, plain_results=not self.writes_calls)
+
+    def telling(self, use: ToolUse) -> Told | None:
+        """`prompted` for some tools, as a `Rendering` takes it; None where it changes nothing."""
+        return None if self.native and self.writes_calls else partial(self.prompted, use=use)
 
 
 def new_call_id() -> str:

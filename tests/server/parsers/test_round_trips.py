@@ -196,6 +196,15 @@ def test_what_is_demanded_changes_nothing_that_is_told():
 def test_a_native_format_gives_the_messages_back():
     assert GLM47.prompted(HISTORY, USE) == HISTORY
     assert DEEPSEEK_V3.prompted(HISTORY, USE) == HISTORY
+    assert GLM47.telling(USE) is None
+
+
+def test_what_is_told_of_some_tools_is_a_function_of_the_messages():
+    told = PROMPTED.telling(USE)
+    assert told is not None and told(HISTORY) == PROMPTED.prompted(HISTORY, USE)
+    form = choose(PUBLISHED["deepseek-v3"]).tool
+    assert (told := form.telling(USE)) is not None
+    assert told(HISTORY) == form.prompted(HISTORY, USE)
 
 
 def test_a_template_that_writes_calls_but_tells_no_tools_is_told_those_alone():
