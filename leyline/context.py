@@ -118,6 +118,11 @@ class Context:
         return tuple(chain.from_iterable(piece.tokens for piece in self.pieces))
 
     @cached_property
+    def distinct(self) -> Tokens:
+        """The token ids that occur, each once, in order of id."""
+        return tuple(sorted({*self.tokens}))
+
+    @cached_property
     def starts(self) -> tuple[int, ...]:
         """Position of each piece's first token, and the length at the end: `num_pieces + 1`."""
         positions = [0]

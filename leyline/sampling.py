@@ -142,7 +142,8 @@ class Draw:
         params: The sampling parameters, with a concrete seed.
         step: How many tokens the request has sampled before: the index into its random numbers.
         generated: Those tokens, where penalties or a constraint look at them.
-        context: All tokens in front, where the repetition penalty looks at them.
+        context: The tokens that occur in front, where the repetition penalty looks at them; they
+            are not looked through anew for each token, for a context may be long.
         barred: Tokens that may not come yet: those that would end the reply before `min_tokens`.
     """
 

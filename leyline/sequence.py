@@ -279,7 +279,7 @@ class Sequence:
             params,
             len(self.generated),
             tuple(self.generated) if looks_back else (),
-            self.view.context.tokens if params.repetition_penalty != 1 else (),
+            self.view.context.distinct if params.repetition_penalty != 1 else (),
             tuple(sorted(self.stop_ids)) if early else (),
         )
 

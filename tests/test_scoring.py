@@ -208,6 +208,16 @@ def test_the_repetition_penalty_looks_at_the_context_too() -> None:
     assert draws(params, 0, 2) == [Draw(params, 0, (), (1, 2)), Draw(params, 1, (0,), (1, 2))]
 
 
+def test_the_context_is_told_as_what_is_in_it_and_looked_through_once() -> None:
+    bench = Bench()
+    work = bench.turn(
+        Context.of([5, 3, 5, 3, 3, 9]), 2, sampling=SamplingParams(repetition_penalty=2)
+    )
+    first, second = work.draw(), work.draw()
+    assert first is not None and second is not None
+    assert first.context == (3, 5, 9) and second.context is first.context
+
+
 def test_stop_tokens_are_barred_as_long_as_the_reply_is_too_short() -> None:
     params = SamplingParams(min_tokens=2)
     told = draws(params, 0, 0, 3)
