@@ -147,10 +147,8 @@ async def prompt_of(serving: Serving, asked: Ask) -> Prompt:
     Raises:
         LeylineError: If the messages do not render.
     """
-    chosen = serving.chosen.tool
-    told, rendering = _told(asked), _rendering(asked, chosen)
-    trimmed, _ = await serving.trimmed(asked.messages, asked.context_management, rendering)
-    messages = chosen.prompted(trimmed, told)
+    rendering = _rendering(asked, serving.chosen.tool)
+    messages, _ = await serving.trimmed(asked.messages, asked.context_management, rendering)
     return await serving.beside(_prompt, serving.worker.engine.tokenizer, messages, rendering)
 
 
@@ -213,6 +211,7 @@ def _rendering(asked: Ask, tool: ToolFormat) -> Rendering:
         variables=asked.variables,
         opens_reply=asked.opens_reply,
         continues_reply=asked.continues_reply,
+        told=tool.telling(_told(asked)),
     )
 
 
@@ -225,8 +224,7 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
     """Do what takes time: trim, look at the prompt's end, compile."""
     chosen, told = serving.chosen, _told(asked)
     rendering = _rendering(asked, chosen.tool)
-    trimmed, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
-    messages = chosen.tool.prompted(trimmed, told)
+    messages, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
     tail = ""
     if chosen.reasoning.begin:
         tail = await serving.beside(_tail, serving.worker.engine.tokenizer, messages, rendering)

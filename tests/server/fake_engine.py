@@ -45,7 +45,7 @@ from leyline.events import (
 )
 from leyline.marks import Mark, MessageSpan
 from leyline.pointing import Change, MarkRequest, Target
-from leyline.rendering import PLAIN, Rendering
+from leyline.rendering import PLAIN, Rendering, rendered
 from leyline.reply import Reply
 from leyline.sampling import SamplingParams
 from leyline.template import content_text
@@ -212,7 +212,7 @@ class FakeEngine:
         self.seen.append(("chat", list(messages), (params, salt)))
         self.turns.append((session_id, edit_mode))
         self.renderings.append(rendering)
-        prompt = self.tokenizer.render(messages, tools=rendering.tools, **rendering.variables)
+        prompt = rendered(self.tokenizer, messages, rendering)
         self._begin_turn(session_id, salt, prompt)
         return self._generate(prompt, params, session_id, salt)
 
