@@ -34,31 +34,51 @@ class Instruments:
         self._registry = CollectorRegistry(auto_describe=False)
         self._engine = _EngineMetrics()
         self._registry.register(self._engine)  # type: ignore[arg-type]
-        counter, seconds = self._counter, self._histogram
+        counter = self._counter
         self.prompt_tokens = counter("prompt_tokens", "Tokens of the contexts of answered requests")
-        self.cached = counter("prompt_tokens_cached", "Of these, rows that were not computed")
-        self.spliced = counter("prompt_tokens_spliced", "Of the cached ones, carried by edits")
-        self.computed = counter("prompt_tokens_recomputed", "Of all, rows that were computed")
+        self.cached = counter("prompt_tokens_cached", "Prompt tokens whose rows were there")
+        self.spliced = counter("prompt_tokens_spliced", "Prompt tokens whose rows an edit carried")
+        self.computed = counter(
+            "prompt_tokens_recomputed", "Prompt tokens whose rows were computed"
+        )
         self.generated = counter("generation_tokens", "Tokens generated")
         self.queries = counter("prefix_cache_queries", "Prompt tokens looked up in the cache")
         self.hits = counter("prefix_cache_hits", "Prompt tokens found there")
         self.success = counter("request_success", "Requests answered", "finished_reason")
         self.failure = counter("request_failure", "Requests that ended in an error", "code")
         self.degraded = counter("requests_degraded", "Answers for which carried rows were lost")
-        self.first_token = seconds("time_to_first_token_seconds", "From request", _FIRST_SECONDS)
-        self.inter_token = seconds("inter_token_latency_seconds", "Per token", _TOKEN_SECONDS)
-        self.latency = seconds("e2e_request_latency_seconds", "To the end", _REQUEST_SECONDS)
-        self.queue = seconds("request_queue_time_seconds", "Until it ran", _FIRST_SECONDS)
-        self.prefill = seconds("request_prefill_time_seconds", "To its first token", _FIRST_SECONDS)
-        self.decode = seconds("request_decode_time_seconds", "From there", _REQUEST_SECONDS)
-        self.prefilled = self._histogram(
+        self.http = counter("http_requests", "HTTP requests", "method", "route", "status")
+        self._add_times()
+        self._add_edits()
+
+    def _add_times(self) -> None:
+        seconds = tokens = self._histogram
+        self.first_token = seconds(
+            "time_to_first_token_seconds", "From a request to its first token", _FIRST_SECONDS
+        )
+        self.inter_token = seconds(
+            "inter_token_latency_seconds", "Between two tokens of an answer", _TOKEN_SECONDS
+        )
+        self.latency = seconds(
+            "e2e_request_latency_seconds",
+            "From a request to the end of its answer",
+            _REQUEST_SECONDS,
+        )
+        self.queue = seconds(
+            "request_queue_time_seconds", "From a request to its first step", _FIRST_SECONDS
+        )
+        self.prefill = seconds(
+            "request_prefill_time_seconds", "From its first step to its first token", _FIRST_SECONDS
+        )
+        self.decode = seconds(
+            "request_decode_time_seconds", "From its first token to its end", _REQUEST_SECONDS
+        )
+        self.prefilled = tokens(
             "request_prefill_kv_computed_tokens", "Rows computed for a prompt", _STEP_TOKENS
         )
-        self.step_tokens = self._histogram(
+        self.step_tokens = tokens(
             "iteration_tokens_total", "Tokens computed in a step of the engine", _STEP_TOKENS
         )
-        self.http = counter("http_requests", "HTTP requests", "method", "route", "status")
-        self._add_edits()
 
     def _add_edits(self) -> None:
         counter = self._counter
@@ -69,7 +89,9 @@ class Instruments:
         self.removed = counter("directive_tokens_removed", "Tokens that edits took out", "mode")
         self.inserted = counter("directive_tokens_inserted", "Tokens that edits put in", "mode")
         self.kept = counter("directive_tokens_kept", "Rows behind edits that were kept", "mode")
-        self.turned = counter("directive_tokens_turned", "Of these, carried elsewhere", "mode")
+        self.turned = counter(
+            "directive_tokens_turned", "Rows behind edits that were turned", "mode"
+        )
         self.reprefilled = counter(
             "directive_tokens_reprefilled", "Rows behind edits that were computed again", "mode"
         )
@@ -79,7 +101,7 @@ class Instruments:
             for tokens in (self.removed, self.inserted, self.kept, self.turned, self.reprefilled):
                 tokens.labels(mode.value)
         self.purges = counter("cache_purges", "Edits that reached the whole cache")
-        self.purged_rows = counter("cache_purged_rows", "Rows that they removed")
+        self.purged_rows = counter("cache_purged_rows", "Rows that such edits removed")
 
     def tell(self, stats: EngineStats | None) -> None:
         """Take over an engine's numbers; None for one that died, whose last ones stay."""
