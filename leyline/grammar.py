@@ -5,7 +5,8 @@ exactly is refused, never done by halves: a keyword of JSON Schema that it does 
 enforce is an error. Compiling has limits in size and work, and so has every step.
 
 White space between the parts of a JSON text is allowed, but not without end: a small model that
-may write a blank may write nothing else.
+may write a blank may write nothing else. For the same reason a schema that names properties and
+says nothing of others lets no others through (`leyline.closing`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from leyline.closing import closed
 from leyline.errors import InvalidRequestError, LeylineError
 from leyline.sampling import Constraint
 from leyline.tokenizer import Tokenizer, check_text
@@ -224,7 +226,7 @@ def _schema(value: Any) -> str:
     if not isinstance(value, Mapping | bool):
         raise TypeError("a schema is a JSON object")
     return LLMatcher.grammar_from_json_schema(
-        json.dumps(value, ensure_ascii=False, allow_nan=False), overrides=JSON_OPTIONS
+        json.dumps(closed(value), ensure_ascii=False, allow_nan=False), overrides=JSON_OPTIONS
     )
 
 

@@ -85,6 +85,31 @@ def test_a_walk_through_a_wider_schema_is_not(tokenizer: Tokenizer, grammars: Gr
             jsonschema.validate(json.loads(text), SCHEMA)
 
 
+def follows(constraint: Any, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a reply of that text is allowed, and may end there."""
+    ids = [*tokenizer.encode_plain(text), min(tokenizer.stop_ids)]
+    return all(one in bits(constraint.allowed(ids[:at])) for at, one in enumerate(ids))
+
+
+def test_a_schema_that_says_nothing_of_other_properties_lets_none_through(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    named = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for schema, others in ((named, False), ({**named, "additionalProperties": True}, True)):
+        grammar = grammars.compile("json_schema", schema)
+        assert follows(grammar.start(), tokenizer, '{"a": 1}')
+        assert follows(grammar.start(), tokenizer, '{"a": 1, "b": 2}') is others
+
+
+def test_two_lists_of_properties_together_can_be_followed(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    lists = [{"properties": {name: {"type": "integer"}}, "required": [name]} for name in "ab"]
+    grammar = grammars.compile("json_schema", {"type": "object", "allOf": lists})
+    assert follows(grammar.start(), tokenizer, '{"a": 1, "b": 2}')
+    assert not follows(grammar.start(), tokenizer, '{"a": 1}')
+
+
 def test_a_json_object_is_one(tokenizer: Tokenizer, grammars: Grammars) -> None:
     texts = walks(grammars.compile("json_object").start, tokenizer, 8)
     assert texts and all(isinstance(json.loads(text), dict) for text in texts)
@@ -96,9 +121,7 @@ def test_an_expression_matches_from_end_to_end(tokenizer: Tokenizer, grammars: G
     assert texts and all(re.fullmatch(expression, text) for text in texts)
 
 
-def test_choices_are_all_reached_and_nothing_else(
-    tokenizer: Tokenizer, grammars: Grammars
-) -> None:
+def test_choices_are_all_reached_and_nothing_else(tokenizer: Tokenizer, grammars: Grammars) -> None:
     choices = ["yes", "no", "näher 😀", 'a "quoted"\nline', "yes, but"]
     grammar = grammars.compile("choice", choices)
     assert set(walks(grammar.start, tokenizer, 200)) == set(choices)

@@ -60,6 +60,7 @@ DOORS = (
     "leyline.loop",
     "leyline.desk",
     "leyline.rendering",
+    "leyline.closing",
     "leyline.grammar",
     "leyline.stats",
     "leyline.session_desk",

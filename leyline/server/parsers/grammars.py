@@ -2,7 +2,8 @@
 
 Where arguments are written as JSON, they follow the tool's schema, spelled as `json.dumps` spells.
 Where they are written as bare text between tags, the order of the declared properties, those that
-are required, and the values that are no strings follow it.
+are required, and the values that are no strings follow it. Nobody makes up arguments: a schema that
+names some and says nothing of others is closed to them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from leyline.closing import closed
 from leyline.server.parsers.pieces import ToolUse
 from leyline.server.parsers.sections import (
     DEEPSEEK_CALL,
@@ -93,13 +95,20 @@ class Grammar:
             back: and behind them.
         """
         named = [
-            one["function"] for one in use.tools if use.name in (None, one["function"]["name"])
+            _closed(one["function"])
+            for one in use.tools
+            if use.name in (None, one["function"]["name"])
         ]
         rules = [self.rule(f"call_{i}", call(i, function)) for i, function in enumerate(named)]
         self.rule("call", " | ".join(rules))
         more = f"({gap} call)*" if use.parallel else ""
         self.rule("start", f"{front} call {more} {back}")
         return "\n".join(self._rules) + "\n"
+
+
+def _closed(function: Function) -> Function:
+    """A function that is given nothing which it does not declare, unless it says so."""
+    return {**function, "parameters": closed(_parameters(function))}
 
 
 def _parameters(function: Function) -> dict[str, Any]:

@@ -147,6 +147,8 @@ WRONG = [
     {"city": "Bern", "days": 3, "tags": "a"},
     {"city": "Bern", "days": 3, "tags": ["abcd"]},
     {"city": "Bern", "days": 3, "where": {}},
+    {"city": "Bern", "days": 3, "made": "up"},
+    {"city": "Bern", "days": 3, "where": {"lat": 1, "made": "up"}},
 ]
 
 
@@ -204,6 +206,19 @@ def step(spelled: Bytes, found: LLMatcher, rng: random.Random) -> int:
     allowed = np.unpackbits(mask, bitorder="little")[: len(spelled.tokens)].nonzero()[0].tolist()
     ends = [one for one in allowed if one >= END or one in b'"}]>']
     return rng.choice(ends if ends and rng.random() < 0.4 else allowed)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_arguments_are_made_up_only_where_the_schema_is_open(name: str):
+    functions = [
+        {"name": "none", "parameters": {"type": "object", "properties": {}}},
+        {"name": "any", "parameters": {"type": "object"}},
+    ]
+    use = ToolUse(tuple({"type": "function", "function": one} for one in functions), "required")
+    for function in ("none", "any"):
+        assert accepts(name, use, written(name, (function, "{}")), special=False)
+        made_up = accepts(name, use, written(name, (function, '{"a": "b"}')), special=False)
+        assert made_up == (function == "any")
 
 
 def dumps(value: Any) -> str:
