@@ -27,6 +27,7 @@ from leyline.server.session_names import is_session_id
 MAX_STOP_CHARS = 1024
 MAX_NAME_CHARS = 256
 MAX_PARTS = 4096
+MAX_NESTING = 200
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 SUPPORT = "support"
 
@@ -63,12 +64,32 @@ def wrong(message: str, kind: Any = "invalid_value") -> PydanticCustomError:
 
 
 def encodable(value: Any) -> Any:
-    """Refuse text that is no text: a JSON escape can carry half a surrogate pair."""
+    """Refuse text that is no text: a JSON escape can carry half a surrogate pair.
+
+    Refuses what is nested very deeply too: whoever reads it later may read it recursively.
+    """
+    if not isinstance(value, str) and _is_deep(value):
+        raise wrong(f"may be nested {MAX_NESTING} levels deep at most")
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (ValueError, RecursionError):
         raise wrong("must be proper Unicode text, without lone surrogates", "not_text") from None
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_NESTING):
+        containers = [one for one in level if isinstance(one, dict | list)]
+        level = [
+            inner
+            for one in containers
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _content(content: Any) -> Any:

@@ -20,13 +20,15 @@ Check = Callable[[Any, str, int], None]
 
 
 def check_schema(schema: Any) -> Any:
-    """Return a JSON schema as it is.
+    """Return a JSON schema as it is, without the keywords that are null.
+
+    Some clients write null for what they do not say.
 
     Raises:
         PydanticCustomError: If it is none; the message says where.
     """
     _schema(schema, "the schema", 0)
-    return encodable(schema)
+    return _said(encodable(schema))
 
 
 def check_parameters(schema: Any) -> Any:
@@ -52,7 +54,7 @@ def _schema(value: Any, where: str, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise wrong(f"a schema may be {MAX_DEPTH} levels deep at most")
     for keyword, check in _KEYWORDS.items():
-        if keyword in value:
+        if value.get(keyword) is not None:
             check(value[keyword], keyword, depth + 1)
 
 
@@ -116,6 +118,20 @@ def _finite(value: int | float) -> bool:
         return False
 
 
+def _said(schema: Any) -> Any:
+    """A schema that was checked, without null keywords; values that it speaks of stay."""
+    if isinstance(schema, list):
+        return [_said(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in _VALUES else _said(value)
+        for key, value in schema.items()
+        if value is not None or key not in _KEYWORDS
+    }
+
+
+_VALUES = ("default", "const", "enum", "examples")
 _KEYWORDS: dict[str, Check] = {
     "type": _type,
     **dict.fromkeys(["description", "title", "pattern", "format", "$ref", "$id", "$schema"], _text),

@@ -168,3 +168,29 @@ def test_the_fuzz_reaches_more_than_the_door(real: Client) -> None:
 
     collect()
     assert seen.count(200) > 5 and seen.count(400) > 5
+
+
+HELLO = '{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, '
+DEEP = [
+    HELLO + '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": @}}}]}',
+    HELLO + '"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", '
+    '"parameters": {"properties": {"a": @}}}}]}',
+    HELLO + '"chat_template_kwargs": {"x": @}}',
+    HELLO + '"context_management": @}',
+    HELLO + '"guided_json": @}',
+    HELLO + '"logit_bias": @}',
+    HELLO + '"metadata": @}',
+    '{"max_tokens": 1, "messages": [{"role": "user", "content": @}]}',
+    '{"max_tokens": 1, "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f",'
+    ' "arguments": {"a": @}}}]}]}',
+]
+
+
+@pytest.mark.parametrize("frame", DEEP)
+def test_deep_json_is_refused_or_served(real: Client, frame: str) -> None:
+    for depth in (190, 900, 5000):
+        properties = '{"properties": {"a": ' * (depth // 2) + "{}" + "}}" * (depth // 2)
+        for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, properties):
+            raw = frame.replace("@", deep).encode()
+            answer = asyncio.run(real.post("/v1/chat/completions", raw=raw))
+            assert answer.status in (200, 400), (depth, answer.body)

@@ -276,3 +276,14 @@ async def test_row_155_tools_of_unknown_types_are_left_out(connect: Connect) -> 
     assert [tool["function"]["name"] for tool in told] == ["f", "g"]
     assert (await client.chat(tools=others)).status == 200
     assert client.engine.renderings[-1].tools == ()
+
+
+async def test_row_135_keywords_that_are_null_are_as_if_not_said(connect: Connect) -> None:
+    client = connect()
+    said = {"type": "object", "properties": {"a": {"default": {"type": None}, "enum": [None]}}}
+    nulls = {"required": None, "description": None, "additionalProperties": None}
+    parameters = said | nulls
+    parameters["properties"] = {"a": said["properties"]["a"] | {"items": None, "pattern": None}}  # type: ignore[index]
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert (await client.chat(tools=[tool])).status == 200
+    assert client.engine.renderings[-1].tools[0]["function"]["parameters"] == said
