@@ -220,7 +220,15 @@ def _add_flag(parser: argparse.ArgumentParser, entry: Field[Any], hint: Any) -> 
         options["metavar"] = _plain_type(hint).__name__.upper()
         if entry.metadata.get("choices"):
             options |= {"choices": entry.metadata["choices"], "metavar": None}
-    parser.add_argument(f"--{entry.name.replace('_', '-')}", **options)
+    if hint is not bool:
+        options["dest"] = entry.name
+    parser.add_argument(*_flags(entry.name), **options)
+
+
+def _flags(name: str) -> list[str]:
+    """How a field is spelled as a flag; seconds may be left unsaid, as other servers have it."""
+    flag = f"--{name.replace('_', '-')}"
+    return [flag.removesuffix("-s"), flag] if flag.endswith("-s") else [flag]
 
 
 def _plain_type(hint: Any) -> type:

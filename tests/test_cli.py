@@ -250,7 +250,8 @@ def test_serve_takes_flags_again_and_options_from_the_environment(
         ("LEYLINE_KV_CACHE_TOKENS", "300"),
         ("LEYLINE_MAX_NUM_SEQS", "7"),
         ("LEYLINE_PROGRESS", "no"),
-        ("LEYLINE_SHUTDOWN_TIMEOUT_S", "1.5"),
+        ("LEYLINE_SHUTDOWN_TIMEOUT", "1.5"),
+        ("LEYLINE_SESSION_TTL_S", "9"),
         ("LEYLINE_ALLOWED_HOSTS", "a.example b.example"),
         ("LEYLINE_UDS", ""),
     ):
@@ -265,6 +266,7 @@ def test_serve_takes_flags_again_and_options_from_the_environment(
         False,
     )
     assert (server.api_key, server.port, server.shutdown_timeout_s) == (("k1", "k2"), 0, 1.5)
+    assert engine.session_ttl_s == 9
     assert (server.allowed_hosts, server.uds) == (("a.example", "b.example"), "")
     assert "Authorization: Bearer KEY" in capsys.readouterr().out
     assert run("serve", folder, "--shutdown-timeout", "4") == 0  # as it is called elsewhere

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel, ConfigDict
 from starlette.middleware.cors import CORSMiddleware
 
@@ -71,7 +72,10 @@ def create_app(worker: Worker, config: ServerConfig | None = None) -> FastAPI:
     instruments = Instruments()
     worker.max_queued = config.max_queued_requests
     worker.max_seconds = config.request_timeout_s or None
-    app = FastAPI(title="Leyline", version=__version__, redirect_slashes=False, redoc_url=None)
+    # FastAPI itself has browsers load the page at /docs from elsewhere.
+    app = FastAPIOffline(
+        title="Leyline", version=__version__, redirect_slashes=False, redoc_url=None
+    )
     failures.install(app)
     serving = Serving(worker, config)
     for module in _API:

@@ -1,4 +1,7 @@
-"""Options from the environment: `LEYLINE_MAX_NUM_SEQS` for `--max-num-seqs`, and so on."""
+"""Options from the environment: `LEYLINE_MAX_NUM_SEQS` for `--max-num-seqs`, and so on.
+
+As with flags, `_S` for seconds may be left out.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def options_in(environ: Mapping[str, str], *configs: type) -> dict[str, Any]:
     for config in configs:
         hints = typing.get_type_hints(config)
         for entry in fields(config):
-            text = environ.get(PREFIX + entry.name.upper())
+            variable = PREFIX + entry.name.upper()
+            text = environ.get(variable.removesuffix("_S"), environ.get(variable))
             if text or (text is not None and entry.name in _NEVER_EMPTY):
                 options[entry.name] = _read(entry.name, text, hints[entry.name])
     return options
