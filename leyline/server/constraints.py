@@ -8,9 +8,11 @@ Compiling takes a while and is bounded: it runs on threads of its own, and not f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from leyline.sampling import Constraint
 from leyline.server.ask import OutputForm
 from leyline.server.parsers.choosing import Chosen
 from leyline.server.parsers.pieces import ToolUse
+from leyline.server.schema_check import without_notes
 from leyline.tokenizer import Tokenizer
 
 MAX_SECONDS = 10.0
@@ -80,13 +83,15 @@ class Constraints:
             ) from None
 
     def _form(self, form: OutputForm) -> Start:
-        return self._grammars.compile(form.kind, form.value).start
+        value = without_notes(form.value) if form.kind == "json_schema" else form.value
+        return self._grammars.compile(form.kind, value).start
 
     def _calls(self, use: ToolUse) -> Start:
         """One call or several, and nothing else."""
         tool = self._chosen.tool
         special = {marker: self._special(marker) for marker in tool.markers}
-        lark = tool.grammar(use, {text: id_ for text, id_ in special.items() if id_ is not None})
+        bare = replace(use, tools=tuple(map(_without_notes, use.tools)))
+        lark = tool.grammar(bare, {text: id_ for text, id_ in special.items() if id_ is not None})
         try:
             return self._grammars.compile("grammar", lark).start
         except InvalidRequestError as error:
@@ -124,6 +129,14 @@ class Constraints:
         ids = self._tokenizer.encode(text)
         is_special = len(ids) == 1 and not self._tokenizer.token_bytes(ids[0])
         return ids[0] if is_special else None
+
+
+def _without_notes(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool as far as a grammar is concerned: agents write pages about theirs."""
+    function = {key: value for key, value in tool["function"].items() if key != "description"}
+    if "parameters" in function:
+        function["parameters"] = without_notes(function["parameters"])
+    return {**tool, "function": function}
 
 
 def _either(first: Start, second: Start) -> Start:

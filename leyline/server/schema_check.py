@@ -46,6 +46,21 @@ def check_parameters(schema: Any) -> Any:
     return check_schema(schema)
 
 
+def without_notes(schema: Any) -> Any:
+    """A schema that was checked, without what it says to people: it demands the same, shorter."""
+    if isinstance(schema, list):
+        return [without_notes(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    bare: dict[str, Any] = {}
+    for key, value in schema.items():
+        if _KEYWORDS.get(key) is _named and isinstance(value, Mapping):
+            bare[key] = {name: without_notes(one) for name, one in value.items()}
+        elif key not in _NOTES:
+            bare[key] = value if key in _VALUES else without_notes(value)
+    return bare
+
+
 def _schema(value: Any, where: str, depth: int) -> None:
     if isinstance(value, bool):
         return
@@ -131,6 +146,7 @@ def _said(schema: Any) -> Any:
     }
 
 
+_NOTES = ("description", "title", "examples", "default", "$comment", "deprecated", "readOnly")
 _VALUES = ("default", "const", "enum", "examples")
 _KEYWORDS: dict[str, Check] = {
     "type": _type,

@@ -14,6 +14,7 @@ from leyline.server.ask import OutputForm
 from leyline.server.constraints import Constraints, Start
 from leyline.server.parsers.choosing import choose
 from leyline.server.parsers.pieces import ToolUse
+from leyline.server.schema_check import without_notes
 
 from .fake_engine import FakeTemplate, FakeTokenizer
 
@@ -116,6 +117,29 @@ async def test_tools_that_cannot_be_enforced_are_named() -> None:
     with pytest.raises(InvalidRequestError) as error:
         await made().of_reply(None, use, "")
     assert error.value.param == "tools"
+
+
+def test_what_is_said_to_people_is_not_compiled() -> None:
+    inner = {"type": "string", "minLength": 1}
+    noted = {"description": "x" * 9, "title": "t", "default": 5, "$comment": "c"}
+    named = {"description": inner | noted, "title": {"enum": [{"title": 1}]}}
+    schema = {"type": "object", "properties": named, "items": [noted | inner], **noted}
+    assert without_notes(schema) == {
+        "type": "object",
+        "properties": {"description": inner, "title": {"enum": [{"title": 1}]}},
+        "items": [inner],
+    }
+
+
+async def test_tools_that_are_described_at_length_can_be_demanded() -> None:
+    function = TOOLS[0]["function"]
+    long = {"type": "object", "properties": {"a": {"enum": [1], "description": "x" * 70_000}}}
+    tool = {"type": "function", "function": function | {"description": "y" * 70_000}}
+    tool["function"]["parameters"] = function["parameters"] | long
+    use = ToolUse((tool,), "required", parallel=False)
+    check(await made().of_reply(None, use, ""), [call("f")], [call("g")])
+    form = OutputForm("json_schema", {"enum": [1], "description": "x" * 70_000})
+    check(await made().of_text(form), ["1"], ["2"])
 
 
 async def test_row_130_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
