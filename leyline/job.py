@@ -298,8 +298,8 @@ class Job:
         session.computed = min(computed, len(session.context))
         session.marks = [mark for mark in session.marks if mark.end <= len(session.context)]
         if self.turn is not None:
-            told = self.turn.rendered + self._told(kept, tokenizer)
-            session.transcript = Transcript.of(told)
+            asked = self.turn.rendered
+            session.transcript = Transcript.of(asked + self._told(kept, tokenizer), asked)
             session.checkpoint = before
             said = session.context.tokens[self.reply_start :] if kept else ()
             session.marks = list(self._settled(session, said, tokenizer, answered))

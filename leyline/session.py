@@ -35,15 +35,19 @@ class Transcript:
     Attributes:
         length: Its length in characters.
         digest: SHA-256 of its UTF-8 bytes: 32 bytes, or none for no text.
+        asked: The part of it that the client sent, in front of the reply; None if that is not
+            known, as in a session that was saved.
     """
 
     length: int = 0
     digest: bytes = b""
+    asked: Transcript | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, text: str) -> Transcript:
+    def of(cls, text: str, asked: str | None = None) -> Transcript:
         """The transcript of a text; a lone surrogate in it is no error."""
-        return cls(len(text), _digest(text)) if text else cls()
+        sent = None if asked is None else cls.of(asked)
+        return cls(len(text), _digest(text), sent) if text else cls(asked=sent)
 
     def leads(self, rendered: str) -> bool:
         """Whether a text starts with this one; no text starts with nothing."""

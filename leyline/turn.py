@@ -155,7 +155,8 @@ class Turns:
         last reply, unedited.
 
         What was told of that reply is known from the message, or from the context where calls and
-        reasoning in it were told apart: it spells them as the model wrote them.
+        reasoning in it were told apart: it spells them as the model wrote them. Where neither is
+        what was told, the reply was edited in the context, and what is left of it stands for it.
         """
         replies = [at for at, one in enumerate(messages) if one.get("role") == "assistant"]
         if not replies:
@@ -173,17 +174,22 @@ class Turns:
             self.tokenizer.decode([one], skip_special=False) for one in self.tokenizer.stop_ids
         )
         ends = ("", *stops)
-        replied = (content or "", self._spelled_reply(session))
-        texts = (before + reply + end for reply in replied for end in ends)
-        return next((one for one in texts if Transcript.of(one) == session.transcript), None)
+        spelled, behind = self._spelled_reply(session)
+        texts = (before + reply + end for reply in (content or "", spelled) for end in ends)
+        told = next((one for one in texts if Transcript.of(one) == session.transcript), None)
+        if told is None and Transcript.of(before) == session.transcript.asked:
+            return before + spelled + behind
+        return told
 
-    def _spelled_reply(self, session: Session) -> str:
-        """The last reply as the context spells it."""
-        spans = session.messages
+    def _spelled_reply(self, session: Session) -> tuple[str, str]:
+        """The last reply as the context spells it, and what ends it there."""
+        spans, tokens = session.messages, session.context.tokens
         if not spans or spans[-1].role != "assistant":
-            return ""
-        tokens = session.context.tokens[spans[-1].start : spans[-1].end]
-        return self.tokenizer.decode(tokens, skip_special=False)
+            return "", ""
+        start, end = spans[-1].start, spans[-1].end
+        parts = (tokens[start:end], tokens[end:])
+        spelled, behind = (self.tokenizer.decode(one, skip_special=False) for one in parts)
+        return spelled, behind
 
     def _edited(
         self, session: Session, messages: Messages, asked: str, mode: Mode, rendering: Rendering

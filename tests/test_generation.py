@@ -365,6 +365,33 @@ def test_a_shown_marker_that_the_template_writes_again_is_no_edit(
     assert continued is bool(shown)
 
 
+@pytest.mark.parametrize("scratched", [False, True])
+@pytest.mark.parametrize("sent_back", ["the land", "<think>hm</think>the land", "the sea"])
+def test_an_edit_stays_whatever_becomes_of_the_reasoning_behind_it(
+    engine: Engine, scratched: bool, sent_back: str
+) -> None:
+    """The session forgets its reasoning, or the client, or both, or neither."""
+    said = "<think>hm</think>the land"
+    params = SamplingParams(temperature=0.0, constraint=script(engine, said))
+    history = [{"role": "user", "content": "0123456789 hello 0123456789"}]
+    chat = engine.session("thinker")
+    if scratched:
+        chat.chat("mark me", GREEDY)
+        chat.scratch(of="reasoning")
+        history = [*chat.messages, *history]
+    list(engine.turn(history, params, {}, "thinker"))
+    engine.settle()
+    assert ("hm" not in chat.text) is scratched
+    chat.replace("hello", "the")
+    history.append({"role": "assistant", "content": sent_back})
+    history.append({"role": "user", "content": "and?"})
+    list(engine.turn(history, GREEDY, {}, "thinker"))
+    text = chat.text
+    chat.delete()
+    assert "0123456789 the 0123456789" in text and sent_back.rpartition(">")[2] in text
+    assert text.count("and?") == 1 and ("hm" in text) is (not scratched and "hm" in sent_back)
+
+
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("stop", [(), (70,), (END,)])
 def test_a_client_that_sends_back_what_it_got_goes_on(
