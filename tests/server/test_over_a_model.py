@@ -464,3 +464,29 @@ async def test_row_69_caches_of_two_salts_never_meet(real: Client) -> None:
     for salt, cached in [("one", False), ("one", True), ("two", False), (None, False)]:
         body = await completed(real, text, max_tokens=1, cache_salt=salt)
         assert bool(body["usage"]["prompt_tokens_details"]["cached_tokens"]) is cached
+
+
+@pytest.mark.parametrize("thought", ["reasoning_content", None])
+async def test_rows_54_55_and_86_a_loop_with_tools_goes_on_from_its_session(
+    real: Client, thought: str | None
+) -> None:
+    session = f"loop-{thought}"
+    fields = {"tools": TOOLS, "session_id": session, "parallel_tool_calls": False, "seed": 1}
+    first = await asked(real, **fields, tool_choice="required", max_tokens=200)
+    message = first["choices"][0]["message"]
+    call_id = message["tool_calls"][0]["id"]
+    if thought is not None:  # an empty thought that some clients send along
+        message = message | {thought: None}
+    result = {"role": "tool", "tool_call_id": call_id, "content": "it was warm"}
+    messages = [{"role": "user", "content": "in the land"}, message, result]
+    body = {"messages": messages, **fields, "max_tokens": 4}
+    second = (await real.post("/v1/chat/completions", body)).json
+    counts = second["usage"]["prompt_tokens_details"]
+    assert counts["cached_tokens"] >= first["usage"]["total_tokens"] - 1
+    assert "first_difference" not in counts
+    info = (await real.get(f"/v1/sessions/{session}?tokens=true")).json
+    assert [one["role"] for one in info["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert info["messages"][2]["tool_call_id"] == call_id
+    edit = {"tool_call_id": call_id, "match": "warm", "replacement": "cold"}
+    edited = await real.post("/v1/directives", {"session_id": session, "directives": [edit]})
+    assert edited.status == 200 and edited.json["receipts"][0]["kept"] > 0
