@@ -50,3 +50,14 @@ def test_what_is_impossible_is_told_as_a_finite_number() -> None:
         assert one.logprob == LEAST
         assert len(one.top) == 5 and all(math.isfinite(value) for _, value in one.top)
         assert one.top[0][1] == pytest.approx(0, abs=0.4) and one.top[-1][1] == LEAST
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 17, 40, 300])
+@pytest.mark.parametrize("num_kinds", [1, 2, 30])
+def test_many_equal_ones_are_told_in_order(vocab_size: int, num_kinds: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size + num_kinds)
+    logits = torch.randint(num_kinds, (24, vocab_size), generator=generator).float()
+    num_top = [0, 1, 2, 5, 19, 20] * 4
+    for row, num, one in zip(logits, num_top, likelihoods(logits, [0] * 24, num_top), strict=True):
+        expected = sorted(range(vocab_size), key=lambda i: (-row[i], i))[:num]
+        assert [index for index, _ in one.top] == expected
