@@ -17,9 +17,10 @@ with tempfile.TemporaryDirectory() as folder:
             f"{BASE_URL}/openapi.json",
             f"--header=Authorization: Bearer {API_KEY}",
             f"--checks={CHECKS}",
-            f"--max-examples={os.environ.get('LEYLINE_EXAMPLES', '15')}",
+            f"--max-examples={os.environ.get('LEYLINE_EXAMPLES', '6')}",
             "--phases=examples,coverage,fuzzing",
-            "--request-timeout=60",
+            "--request-timeout=600",  # a chat without a limit fills the window
+            "--workers=4",
             "--seed=1",
         ],
         cwd=folder,
