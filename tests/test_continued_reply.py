@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from leyline import Engine, Rendering, SamplingParams
@@ -23,6 +24,20 @@ GOES_ON = Rendering(opens_reply=False, continues_reply=True)
 def engine(tiny_folder: Folder) -> Iterator[Engine]:
     with tiny_engine(tiny_folder("v3")) as engine:
         yield engine
+
+
+class Says:
+    """A constraint that leaves nothing but a text, and then its end."""
+
+    def __init__(self, engine: Engine, text: str) -> None:
+        self.tokens = [*engine.tokenizer.encode(text), min(engine.tokenizer.stop_ids)]
+        self.num_words = -(-engine.tokenizer.vocab_size // 32)
+
+    def allowed(self, generated: Sequence[int]) -> np.ndarray:
+        token = self.tokens[len(generated)]
+        mask = np.zeros(self.num_words, dtype=np.uint32)
+        mask[token // 32] = np.uint32(1) << np.uint32(token % 32)
+        return mask.view(np.int32)
 
 
 def user(text: str) -> Message:
@@ -83,3 +98,16 @@ def test_asking_for_the_rest_again_begins_where_the_first_one_did(engine: Engine
 def test_a_reply_that_begins_with_nothing_is_a_message_of_its_own(engine: Engine) -> None:
     reply = answered(engine, [user("where does the land end"), assistant("")], goes_on=True)
     assert said(engine) == [("user", "where does the land end"), ("assistant", reply.text)]
+
+
+def test_a_reply_that_had_ended_goes_on_behind_an_edit_that_stays(engine: Engine) -> None:
+    ends = SamplingParams(temperature=0.0, constraint=Says(engine, "the land"))
+    history = [user("0123456789 where 0123456789")]
+    *_, first = engine.turn(history, ends, {}, "agent")
+    assert isinstance(first, Completion) and first.finish_reason == "stop"
+    engine.session("agent").replace("where", "the")
+    second = answered(engine, [*history, assistant(first.text)], goes_on=True)
+    edited = user("0123456789 the 0123456789")
+    expected = [edited, assistant(first.text + second.text)]
+    assert said(engine) == [(one["role"], one["content"]) for one in expected]
+    assert "<|im_end|>" not in said(engine)[-1][1]
