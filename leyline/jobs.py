@@ -34,8 +34,6 @@ from leyline.session import Session
 
 logger = logging.getLogger(__name__)
 
-STALLED_STEPS = 1000
-
 
 class Jobs(ABC):
     """Queues jobs for the scheduler and keeps track of them.
