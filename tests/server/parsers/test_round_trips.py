@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Mapping
@@ -61,18 +62,22 @@ def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+@functools.cache
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, TOKENS)
+
+
 def reread(model: str, *calls: Mapping[str, Any], text: str = "") -> Read:
     """What is read of a reply with calls, as a model's template writes it."""
-    source = PUBLISHED[model]
     reply = say("assistant", text, tool_calls=list(calls))
-    written = ChatTemplate(source, TOKENS).render(
+    written = template(PUBLISHED[model]).render(
         [ASK, reply], tools=list(TOOLS), add_generation_prompt=False
     )
     _, found, written = written.rpartition(HEADS[model])
     assert found
     for end in ENDS:
         written = written.removesuffix(end)
-    parser = choose(source).parser(USE, "")
+    parser = choose(PUBLISHED[model]).parser(USE, "")
     pieces = joined([*parser.push(written), *parser.flush()])
     return Read(pieces, parser.complete)
 
@@ -133,7 +138,7 @@ without_tools = pytest.mark.parametrize("source", WITHOUT_TOOLS.values(), ids=li
 
 
 def rendered(source: str, messages: Any, **given: Any) -> str:
-    return ChatTemplate(source, TOKENS).render(messages, **given)
+    return template(source).render(messages, **given)
 
 
 @without_tools
