@@ -12,9 +12,12 @@ says nothing of others lets no others through (`leyline.closing`).
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,7 +26,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from leyline.closing import closed
-from leyline.errors import InvalidRequestError, LeylineError
+from leyline.errors import InvalidRequestError
 from leyline.sampling import Constraint
 from leyline.tokenizer import Tokenizer, check_text
 
@@ -33,15 +36,21 @@ Mask = npt.NDArray[np.int32]
 MAX_SOURCE_BYTES = 64 * 1024
 MAX_CACHED = 64
 MAX_CHOICES = 1024
+MAX_REMAINDERS = 10_000
 MAX_REASON = 300  # characters of the library's own words in an error
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 WORD_BITS = 32
+# Where a grammar embeds a schema; there may be comments in between.
+_EMBEDDED = re.compile(r"%json(?:\s|//[^\n]*\n)*(?=\{)")
 
 
 def _limits() -> LLParserLimits:
-    """Tens of milliseconds to compile and a few for a step; see llguidance for the units."""
+    """Tenths of a second and tens of megabytes to compile at most, milliseconds for a step.
+
+    See llguidance for the units.
+    """
     return LLParserLimits(
-        initial_lexer_fuel=2_000_000,
+        initial_lexer_fuel=200_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
         max_lexer_states=50_000,
@@ -113,12 +122,17 @@ class Grammars:
         return _After(text.encode("utf-8"), constraint, self._tokenizer, num_words)
 
     def _matcher(self, kind: str, source: str) -> LLMatcher:
-        """Compile, and take the first step, which costs most."""
+        """Compile, and take the first step, which costs most.
+
+        Copies share what they have learned, and only the second may find that it was too much.
+        """
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_limits())
-        if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()
-        if matcher.is_error():
-            raise _refused(kind, _reason(matcher))
+        for _ in range(2):
+            step = matcher.deep_copy()
+            if not step.is_error():
+                step.compute_bitmask()
+            if step.is_error():
+                raise _refused(kind, _reason(step))
         return matcher
 
     @cached_property
@@ -170,8 +184,8 @@ class _Follower:
         self._read += new
         fits = self._matcher.consume_tokens(new)
         mask = self._matcher.compute_bitmask() if fits else b""
-        if self._matcher.is_error():
-            raise LeylineError(
+        if self._matcher.is_error():  # a form within the limits may grow out of them
+            raise InvalidRequestError(
                 f"The reply cannot follow its form any further: {_reason(self._matcher)}"
             )
         return np.frombuffer(mask, dtype=np.int32)[: self._num_words]
@@ -225,6 +239,7 @@ def _source(kind: str, value: Any) -> str:
 def _schema(value: Any) -> str:
     if not isinstance(value, Mapping | bool):
         raise TypeError("a schema is a JSON object")
+    _check_multiples(value)
     return LLMatcher.grammar_from_json_schema(
         json.dumps(closed(value), ensure_ascii=False, allow_nan=False), overrides=JSON_OPTIONS
     )
@@ -248,7 +263,44 @@ def _choice(value: Any) -> str:
 
 
 def _lark(value: Any) -> str:
-    return LLMatcher.grammar_from_lark(_text(value))
+    text = _text(value)
+    for schema in _EMBEDDED.finditer(text):
+        _check_multiples(json.JSONDecoder().raw_decode(text, schema.end())[0])
+    return LLMatcher.grammar_from_lark(text)
+
+
+def _check_multiples(schema: Any) -> None:
+    """Refuse multiples of what is too large: an automaton has a state for each remainder.
+
+    It has one for each of their least common multiple where several schemas speak of one value;
+    powers of 2 and 5 cost no more than digits. Building it has no limit of its own.
+
+    Raises:
+        ValueError: If there would be too many.
+    """
+    states = 1
+    for multiple in _multiples(schema):
+        states = math.lcm(states, abs(Fraction(str(multiple)).numerator) or 1)
+        for prime in (2, 5):
+            while states % prime == 0:
+                states //= prime
+        if states > MAX_REMAINDERS:
+            raise ValueError(
+                f"its multipleOf together have more than the {MAX_REMAINDERS} remainders allowed"
+            )
+
+
+def _multiples(schema: Any) -> Iterator[int | float]:
+    """All that anything in a schema has to be a multiple of."""
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            multiple = one.get("multipleOf")
+            if isinstance(multiple, int | float) and multiple:
+                yield multiple
+        if isinstance(one, Mapping | list):
+            left += one.values() if isinstance(one, Mapping) else one
 
 
 def _text(value: Any) -> str:

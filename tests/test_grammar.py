@@ -199,6 +199,10 @@ def test_a_form_can_begin_behind_a_thought(tokenizer: Tokenizer, grammars: Gramm
         ("json_schema", {"type": "string", "pattern": "(a|b"}),
         ("json_schema", {"enum": [float("nan")]}),
         ("json_schema", {"oneOf": [{"type": "string"}, {"maxLength": 3}]}),
+        ("json_schema", {"$ref": "#"}),
+        ("json_schema", {"type": "integer", "multipleOf": 999_983}),
+        ("json_schema", {"allOf": [{"type": "integer", "multipleOf": n} for n in (97, 89, 83)]}),
+        ("regex", "(a{1000}){1000}"),
         ("regex", "(a|b"),
         ("regex", ""),
         ("regex", "\ud83d"),
@@ -211,6 +215,7 @@ def test_a_form_can_begin_behind_a_thought(tokenizer: Tokenizer, grammars: Gramm
         ("choice", ["x"] * (MAX_CHOICES + 1)),
         ("grammar", 'start: "a'),
         ("grammar", "start: missing"),
+        ("grammar", 'start: %json // how many\n {"type": "integer", "multipleOf": 999983}'),
         ("grammar", "x" * (MAX_SOURCE_BYTES + 1)),
         ("nonsense", None),
     ],
@@ -219,6 +224,24 @@ def test_what_cannot_be_enforced_is_refused(grammars: Grammars, kind: Any, value
     with pytest.raises(InvalidRequestError, match="cannot be enforced") as caught:
         grammars.compile(kind, value)
     assert len(caught.value.message) < 500
+
+
+@pytest.mark.parametrize("multiple", [7, 0.01, 1000, 9973, 1e-9, 57_000_000])
+def test_multiples_that_take_few_remainders_are_enforced(
+    tokenizer: Tokenizer, grammars: Grammars, multiple: float
+) -> None:
+    schema = {"type": "array", "items": {"multipleOf": multiple}, "maxItems": 1}
+    for kind, value in (("json_schema", schema), ("grammar", f"start: %json {json.dumps(schema)}")):
+        assert bits(grammars.compile(kind, value).start().allowed([])).size  # type: ignore[arg-type]
+
+
+def test_a_form_that_grows_out_of_its_limits_is_its_senders_fault(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    names = {f"k{number}": {"type": "string"} for number in range(1000)}
+    constraint = grammars.compile("json_schema", {"type": "object", "properties": names}).start()
+    with pytest.raises(InvalidRequestError, match="follow its form"):
+        constraint.allowed(tokenizer.encode_plain("{"))
 
 
 def test_a_pattern_and_a_length_hold_both(tokenizer: Tokenizer, grammars: Grammars) -> None:
