@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as BpeTokenizer
 from leyline.errors import ModelError
 
 FILE_NAME = "tokenizer.json"
+LONG_TEXT = 4096  # characters from which on other threads are let run meanwhile
 SENTENCEPIECE = "a SentencePiece vocabulary, as of Llama 2 and Mistral 7B"
 SUPPORTED = "only byte-level BPE is supported, as of Llama 3, Qwen2, SmolLM2 and Mistral NeMo"
 
@@ -81,13 +82,13 @@ class BpeVocabulary:
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text, in which the texts of added tokens are those tokens."""
-        return self._bpe.encode(text, add_special_tokens=False).ids
+        return _ids(self._bpe, text)
 
     def plain_ids(self, text: str) -> list[int]:
         """Ids of a text that is mere characters."""
         if not self._names_control(text):
             return self.ids(text)
-        return self._plain_bpe.encode(text, add_special_tokens=False).ids
+        return _ids(self._plain_bpe, text)
 
     def _names_control(self, text: str) -> bool:
         normalizer = self._bpe.normalizer
@@ -126,6 +127,13 @@ class BpeVocabulary:
         ordinary = {index for index, token in added.items() if _is_ordinary(token)}
         spec = json.loads(self._bpe.to_str())
         return _with_added(spec, [one for one in spec["added_tokens"] if one["id"] in ordinary])
+
+
+def _ids(bpe: BpeTokenizer, text: str) -> list[int]:
+    """Ids of a text. Of the library's functions, only the one for batches lets go of the GIL."""
+    if len(text) <= LONG_TEXT:
+        return bpe.encode(text, add_special_tokens=False).ids
+    return bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def _kind(bpe: BpeTokenizer) -> str:

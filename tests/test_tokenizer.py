@@ -2,6 +2,8 @@ import base64
 import itertools
 import json
 import re
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BpeTokenizer
 
+from leyline import bpe_vocabulary
 from leyline.errors import InvalidRequestError, ModelError
 from leyline.tokenizer import BYTE_OF, Tokenizer, check_text
 from tests.embedded_fixtures import embedded_model
@@ -115,6 +118,33 @@ def test_any_text_comes_back_and_equals_the_book(text):
     ids = EMBEDDED.encode_plain(text)
     assert ids == reference_ids(text)
     assert EMBEDDED.decode(ids) == text
+
+
+@pytest.mark.parametrize("encode", ["encode", "encode_plain"])
+def test_others_run_while_a_long_text_is_encoded(encode):
+    """A server's other clients must not wait: the library lets go of the GIL, or does not."""
+    text = "word and " * 100_000
+    started, has_run = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: started.wait() and has_run.set())
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # from here on nobody runs unless the GIL is let go of
+    try:
+        started.set()
+        ids = getattr(EMBEDDED, encode)(text)
+        ran = has_run.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+    other.join()
+    assert ran
+    assert EMBEDDED.decode(ids) == text
+
+
+@given(any_text)
+@settings(max_examples=50, deadline=None)
+def test_long_texts_are_encoded_as_short_ones_are(text):
+    long = text * (bpe_vocabulary.LONG_TEXT // max(1, len(text)) + 1)
+    assert EMBEDDED.encode(long) == LIBRARY.encode(long, add_special_tokens=False).ids
 
 
 def test_well_known_ids_of_smollm2():
