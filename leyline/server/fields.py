@@ -170,9 +170,11 @@ Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Content = Annotated[Any, BeforeValidator(_content), AfterValidator(encodable)]
 Stops = Annotated[
-    list[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+    Annotated[
+        list[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+        Field(max_length=MAX_STOP_STRINGS),
+    ],
     BeforeValidator(_listed),
-    Field(max_length=MAX_STOP_STRINGS),
 ]
 Prompt = Annotated[
     Annotated[Text, Field(min_length=1), Tag("text")]
