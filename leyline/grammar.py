@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -62,18 +62,26 @@ def _limits() -> LLParserLimits:
 class Grammar:
     """A compiled form, from which any number of replies can start.
 
+    All of them share what the parser learns as it reads, which has a limit. A reply that reaches
+    it goes on with a parser of its own, so that none suffers from what others have read.
+
     Args:
-        matcher: The parser at its beginning.
+        make: Compiles the parser.
         num_tokens: Ids that the vocabulary has, V.
+
+    Attributes:
+        is_spent: Whether the limit was reached; it should be compiled anew then.
     """
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
-        self._matcher = matcher
-        self._num_words = -(-num_tokens // WORD_BITS)
+    def __init__(self, make: Callable[[], LLMatcher], num_tokens: int) -> None:
+        self.make = make
+        self.num_words = -(-num_tokens // WORD_BITS)
+        self.is_spent = False
+        self._matcher = make()
 
     def start(self) -> Constraint:
         """A constraint for one reply."""
-        return _Follower(self._matcher, self._num_words)
+        return _Follower(self, self._matcher)
 
 
 class Grammars:
@@ -106,12 +114,13 @@ class Grammars:
             raise _refused(kind, f"it has more than the {MAX_SOURCE_BYTES} bytes allowed")
         with self._gate:
             found = self._compiled.get(source)
-            if found is not None:
+            if found is not None and not found.is_spent:
                 self._compiled.move_to_end(source)
                 return found
-        grammar = Grammar(self._matcher(kind, source), self._tokenizer.vocab_size)
+        grammar = Grammar(partial(self._matcher, kind, source), self._tokenizer.vocab_size)
         with self._gate:
             self._compiled[source] = grammar
+            self._compiled.move_to_end(source)
             while len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
         return grammar
@@ -170,25 +179,49 @@ class _Spelling:
 class _Follower:
     """A parser that has read what was generated."""
 
-    def __init__(self, start: LLMatcher, num_words: int) -> None:
-        self._start = start
-        self._num_words = num_words
+    def __init__(self, grammar: Grammar, start: LLMatcher) -> None:
+        self._grammar = grammar
+        self._is_shared = True
+        self._begin(start)
+
+    def _begin(self, start: LLMatcher) -> None:
+        """Have read nothing."""
+        self._start, self._matcher = start, start.deep_copy()
         self._read: list[int] = []
-        self._matcher = start.deep_copy()
+        self._told: Mask | None = None
 
     def allowed(self, generated: Sequence[int]) -> Mask:
         """See `leyline.sampling.Constraint`."""
         if list(generated[: len(self._read)]) != self._read:
-            self._read, self._matcher = [], self._start.deep_copy()
-        new = list(generated[len(self._read) :])
-        self._read += new
-        fits = self._matcher.consume_tokens(new)
-        mask = self._matcher.compute_bitmask() if fits else b""
-        if self._matcher.is_error():  # a form within the limits may grow out of them
+            self._begin(self._start)
+        new = generated[len(self._read) :]
+        fits = self._go_on(new)
+        if not fits and self._is_shared and self._was_allowed(new):
+            self._grammar.is_spent, self._is_shared = True, False
+            self._begin(self._grammar.make())
+            fits = self._go_on(generated)
+        if not fits or self._told is None:  # a form within the limits may grow out of them
             raise InvalidRequestError(
                 f"The reply cannot follow its form any further: {_reason(self._matcher)}"
             )
-        return np.frombuffer(mask, dtype=np.int32)[: self._num_words]
+        return self._told
+
+    def _go_on(self, new: Sequence[int]) -> bool:
+        """Read more tokens and find out what may follow; whether the parser could."""
+        self._read += new
+        if self._matcher.consume_tokens([*new]):
+            mask = self._matcher.compute_bitmask()
+            if not self._matcher.is_error():
+                self._told = np.frombuffer(mask, dtype=np.int32)[: self._grammar.num_words]
+                return True
+        return False
+
+    def _was_allowed(self, new: Sequence[int]) -> bool:
+        """Whether the parser should have been able to read that, as far as is known."""
+        if self._told is None or len(new) != 1:
+            return True
+        word, bit = divmod(new[0], WORD_BITS)
+        return bool(int(self._told[word]) >> bit & 1)
 
 
 class _After:

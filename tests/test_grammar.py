@@ -173,6 +173,38 @@ def test_tokens_that_do_not_fit_end_the_reply_and_no_other(
     assert bits(grammar.start().allowed([])).size
 
 
+def test_a_reply_that_was_refused_is_refused_again(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    constraint = grammars.compile("choice", ["left", "right"]).start()
+    constraint.allowed(tokenizer.encode_plain("le"))
+    for _ in range(2):
+        with pytest.raises(LeylineError, match="follow its form"):
+            constraint.allowed(tokenizer.encode_plain("leap"))
+    assert bits(constraint.allowed(tokenizer.encode_plain("lef"))).size
+
+
+def test_a_reply_that_uses_a_parser_up_takes_nobody_with_it(tokenizer: Tokenizer) -> None:
+    """What copies of a parser learn is shared, and so is its limit."""
+    grammars, expression = Grammars(tokenizer), "(a{1,300}){1,300}"
+    (letter,) = tokenizer.encode_plain("a")
+    grammar = grammars.compile("regex", expression)
+    greedy, other, start = grammar.start(), grammar.start(), grammar._matcher
+    other.allowed([letter])
+    with pytest.raises(InvalidRequestError, match="any further"):
+        for length in range(1000):
+            greedy.allowed([letter] * length)
+    spent = start.deep_copy()
+    spent.consume_tokens([letter] * 3)
+    spent.compute_bitmask()
+    assert spent.is_error()  # so would the others be
+    for length in (2, 3):
+        assert letter in bits(other.allowed([letter] * length))
+    again = grammars.compile("regex", expression)
+    assert again is not grammar and grammars.compile("regex", expression) is again
+    assert letter in bits(again.start().allowed([letter] * 3))
+
+
 def test_a_form_can_begin_behind_a_thought(tokenizer: Tokenizer, grammars: Grammars) -> None:
     end = "</think>"
     constraint = grammars.after(end, grammars.compile("choice", ["yes"]).start())
