@@ -19,6 +19,7 @@ from leyline.rendering import Rendering, rendered
 from leyline.sampling import SamplingParams
 from leyline.server.ask import NO_TOOLS, Ask, Call, Message, Over, Reply, Said
 from leyline.server.constraints import Start
+from leyline.server.lengths import check_fits, is_long, strings_in
 from leyline.server.parsers.formats import ToolFormat
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning, ToolUse
 from leyline.server.reading import Reading
@@ -225,6 +226,7 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
     chosen, told = serving.chosen, _told(asked)
     rendering = _rendering(asked, chosen.tool)
     messages, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
+    await check_fits(serving, await _texts(serving, asked, messages, rendering), "messages")
     tail = ""
     if chosen.reasoning.begin:
         tail = await serving.beside(_tail, serving.worker.engine.tokenizer, messages, rendering)
@@ -238,6 +240,20 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
         [constrained(seeded(params, index), start) for index in choices],
         [Reading(index, chosen.parser(told, tail)) for index in choices],
     )
+
+
+async def _texts(
+    serving: Serving, asked: Ask, messages: Sequence[Message], rendering: Rendering
+) -> Sequence[str]:
+    """What must fit the model's window: the prompt, or in a session each text of the history.
+
+    Edits may have taken much of a session's history away, and templates leave some of it out.
+    """
+    texts = list(strings_in(messages))
+    if asked.session.session_id or not is_long(serving, sum(map(len, texts))):
+        return texts
+    tokenizer = serving.worker.engine.tokenizer
+    return [await serving.beside(rendered, tokenizer, messages, rendering)]
 
 
 def constrained(params: SamplingParams, start: Start | None) -> SamplingParams:

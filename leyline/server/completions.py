@@ -13,6 +13,7 @@ from leyline.server.answer import Answer, constrained, seeded
 from leyline.server.ask import Over, Reply, Said
 from leyline.server.bodies import StrictRoute
 from leyline.server.chat import stop_reason
+from leyline.server.lengths import check_fits, strings_in
 from leyline.server.logprobs import LegacyLogprobs, joined, prompt_logprobs
 from leyline.server.parsers.pieces import Content
 from leyline.server.reading import plain
@@ -161,6 +162,8 @@ async def _submitted(serving: Serving, request: Request, body: CompletionRequest
     salt, params = salt_of(request, body.cache_salt), body.sampling()
     compiling = serving.constraints.of_text(body.form())
     start = await while_connected(request.receive, compiling)
+    fitting = check_fits(serving, strings_in(body.prompt), "prompt")
+    await while_connected(request.receive, fitting)
     submits = [
         _submit(serving, prompt, constrained(seeded(params, index), start), salt)
         for prompt in body.prompt

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from leyline.errors import InvalidRequestError, LeylineError
 from leyline.events import EditPlan, EditResult, Failure
 from leyline.server.bodies import StrictRoute
+from leyline.server.lengths import check_fits, strings_in
 from leyline.server.pointed import changes_of
 from leyline.server.reply import Body
 from leyline.server.schema import MAX_NAME_CHARS
@@ -84,6 +85,8 @@ def routes(serving: Serving) -> APIRouter:
             "salt": salt_of(request, body.cache_salt),
             "expected_version": body.expected_version,
         }
+        replacements = strings_in([directive.replacement for directive in body.directives])
+        await while_connected(request.receive, check_fits(serving, replacements, "directives"))
         if body.dry_run:
             planning = worker.call(partial(engine.plan_directives, **asked))
             return Json(plan_body(await while_connected(request.receive, planning)))

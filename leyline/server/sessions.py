@@ -15,6 +15,7 @@ from leyline.events import Reverted, SessionInfo
 from leyline.marks import Mark
 from leyline.server.bodies import StrictRoute
 from leyline.server.failures import refusal
+from leyline.server.lengths import check_fits, strings_in
 from leyline.server.pointed import mark_request
 from leyline.server.reply import Body
 from leyline.server.schema import MAX_NAME_CHARS
@@ -163,6 +164,7 @@ def _add_marks(router: APIRouter, serving: Serving) -> None:
     async def create_mark(session_id: str, body: MarkBody, request: Request) -> Response:
         """Pin a span, let it decay, or have it taken out when the turn ends."""
         asked, salt = mark_request(body), salt_of(request, body.cache_salt)
+        await check_fits(serving, strings_in(body.replacement), "replacement")
         mark = await worker.call(engine.mark, session_id, asked, salt=salt)
         return Json(mark_body(mark))
 
