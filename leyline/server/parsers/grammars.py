@@ -70,7 +70,7 @@ class Grammar:
         What cannot be expressed is left out; only a strict function is refused for it.
         """
         options = {**_SPELLING, "lenient": not function.get("strict")}
-        whole = function.get("parameters") or {}
+        whole = function["parameters"]
         given = {key: whole[key] for key in _DEFINITIONS if key in whole} | {**schema}
         given = {key: value for key, value in given.items() if key not in _ABOUT_SCHEMAS}
         return self.rule(name, f"%json {json.dumps({**given, 'x-guidance': options})}")
@@ -107,13 +107,9 @@ class Grammar:
 
 
 def _closed(function: Function) -> Function:
-    """A function that is given nothing which it does not declare, unless it says so."""
-    return {**function, "parameters": closed(_parameters(function))}
-
-
-def _parameters(function: Function) -> dict[str, Any]:
-    """The schema of a function's arguments, which are an object whatever it says."""
-    return {**(function.get("parameters") or {}), "type": "object"}
+    """A function whose arguments are an object, with nothing in it that is made up."""
+    parameters = {**(function.get("parameters") or {}), "type": "object"}
+    return {**function, "parameters": closed(parameters)}
 
 
 def hermes_grammar(use: ToolUse, special_ids: SpecialIds) -> str:
@@ -122,7 +118,7 @@ def hermes_grammar(use: ToolUse, special_ids: SpecialIds) -> str:
 
     def call(index: int, function: Function) -> str:
         head = f'\n{{"name": {json.dumps(function["name"])}, "arguments": '
-        arguments = grammar.json(f"arguments_{index}", _parameters(function), function)
+        arguments = grammar.json(f"arguments_{index}", function["parameters"], function)
         return (
             f"{grammar.text('<tool_call>', head)} {arguments} "
             f"{grammar.text('}' + chr(10), '</tool_call>')}"
@@ -139,7 +135,7 @@ def deepseek_v3_grammar(use: ToolUse, special_ids: SpecialIds) -> str:
     def call(index: int, function: Function) -> str:
         name = f"{function['name']}\n```json\n"
         head = grammar.text(begin, "function", DEEPSEEK_SEPARATOR, name)
-        arguments = grammar.json(f"arguments_{index}", _parameters(function), function)
+        arguments = grammar.json(f"arguments_{index}", function["parameters"], function)
         return f"{head} {arguments} {grammar.text(chr(10) + '```', end)}"
 
     front, back = map(grammar.text, DEEPSEEK_CALLS)
@@ -153,7 +149,7 @@ def kimi_k2_grammar(use: ToolUse, special_ids: SpecialIds) -> str:
 
     def call(index: int, function: Function) -> str:
         head = f"{grammar.text(begin, 'functions.' + function['name'] + ':')} /[0-9]{{1,4}}/"
-        arguments = grammar.json(f"arguments_{index}", _parameters(function), function)
+        arguments = grammar.json(f"arguments_{index}", function["parameters"], function)
         return f"{head} {grammar.text(KIMI_ARGUMENTS)} {arguments} {grammar.text(end)}"
 
     front, back = map(grammar.text, KIMI_CALLS)
@@ -207,7 +203,7 @@ Pair = Callable[[str, "str | None", Any, Function], str]
 
 def _pairs(index: int, function: Function, pair: Pair) -> str:
     """An expression for arguments as bare text: those declared in their order, or any."""
-    parameters = _parameters(function)
+    parameters = function["parameters"]
     declared = properties_of({"function": function})
     required = parameters.get("required")
     required = required if isinstance(required, list) else []
