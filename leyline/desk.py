@@ -193,6 +193,7 @@ class Desk(Loop):
     ) -> int:
         """Queue a turn."""
         after = turn.after if turn else context
+        self._door.scored(len(after), params)
         room = self._door.room(after, _least(params))
         if params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(63))

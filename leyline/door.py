@@ -13,6 +13,7 @@ from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestErr
 from leyline.sampling import SamplingParams
 from leyline.tokenizer import Tokenizer, check_text
 
+MAX_SCORES = 2**19  # log-probabilities of one prompt: some 60 MB
 MAX_NAME_LENGTH = 512  # the server's own limits are narrower
 
 
@@ -120,6 +121,20 @@ class Door:
                 param="prompt_logprobs",
             )
         return params
+
+    def scored(self, length: int, params: SamplingParams) -> None:
+        """Let in a prompt whose tokens are to be scored.
+
+        Raises:
+            InvalidRequestError: If its scores would take more memory than one request may.
+        """
+        num_top = params.prompt_logprobs
+        if num_top is not None and length * (num_top + 1) > MAX_SCORES:
+            raise InvalidRequestError(
+                f"prompt_logprobs {num_top} for {length} tokens would be {length * (num_top + 1)} "
+                f"numbers; at most {MAX_SCORES} are told. Ask for fewer, or for a shorter prompt.",
+                param="prompt_logprobs",
+            )
 
     def _known(self, ids: Iterable[int], param: str) -> None:
         """Refuse ids that the model never samples."""

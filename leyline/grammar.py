@@ -225,7 +225,7 @@ class _Follower:
 
 
 class _After:
-    """Allows everything up to a text, and what another constraint allows from there on."""
+    """Allows everything up to a text but to end, and what another constraint allows from there."""
 
     def __init__(
         self, text: bytes, constraint: Constraint, tokenizer: Tokenizer, num_words: int
@@ -233,7 +233,7 @@ class _After:
         self._text = text
         self._constraint = constraint
         self._tokenizer = tokenizer
-        self._everything = np.full(num_words, -1, dtype=np.int32)
+        self._before = _all_but(tokenizer.stop_ids, num_words)
         self._read: list[int] = []
         self._spelled = b""
         self._begins: int | None = None
@@ -246,7 +246,7 @@ class _After:
             self._read.append(token)
             self._look(token)
         if self._begins is None:
-            return self._everything
+            return self._before
         return self._constraint.allowed(generated[self._begins :])
 
     def _look(self, token: int) -> None:
@@ -256,6 +256,14 @@ class _After:
             if self._text in self._spelled:
                 self._begins = len(self._read)
             self._spelled = self._spelled[-len(self._text) :]
+
+
+def _all_but(ids: Iterable[int], num_words: int) -> Mask:
+    """Every id but these: a reply that ends before its form begins has no form."""
+    mask = np.full(num_words, -1, dtype=np.int32)
+    for word, bit in (divmod(one, WORD_BITS) for one in ids):
+        mask[word] &= ~np.left_shift(np.int32(1), np.int32(bit))
+    return mask
 
 
 def _source(kind: str, value: Any) -> str:

@@ -7,7 +7,7 @@ import pytest
 from leyline import Directive, EngineConfig, Mode
 from leyline.context import Context, salted
 from leyline.directive import Source
-from leyline.door import Door, named_mode
+from leyline.door import MAX_SCORES, Door, named_mode
 from leyline.errors import ContextLengthError, DirectiveError, InvalidRequestError
 from leyline.sampling import SamplingParams
 from leyline.tokenizer import Tokenizer
@@ -72,6 +72,15 @@ def test_parameters_that_it_cannot_are_refused(
     with pytest.raises(InvalidRequestError, match=param) as caught:
         DOOR.sampling(SamplingParams(**options), in_session=in_session)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("num_top", [0, 3, 20])
+def test_the_scores_of_a_prompt_have_a_limit(num_top: int) -> None:
+    params, most = SamplingParams(prompt_logprobs=num_top), MAX_SCORES // (num_top + 1)
+    DOOR.scored(most, params)
+    DOOR.scored(most + 1, SamplingParams())
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
+        DOOR.scored(most + 1, params)
 
 
 @pytest.mark.parametrize("params", [None, {"temperature": 0}, "hot", SamplingParams])
