@@ -23,7 +23,7 @@ from leyline import __version__
 from leyline.config import EngineConfig
 from leyline.errors import ConfigError, InvalidRequestError, LeylineError
 from leyline.sampling import SamplingParams
-from leyline.server.environment import options_in
+from leyline.server.environment import options_in, unknown_in
 from leyline.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -276,9 +276,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = _config(ServerConfig, arguments)
     engine_config = _config(EngineConfig, arguments)
     from leyline.server import logs
+    from leyline.server.failures import quoted
     from leyline.server.listen import serve_loading
 
     logs.configure(config.log_level)
+    for name in unknown_in(os.environ, EngineConfig, ServerConfig):
+        logger.warning("The variable %s is no option and is ignored; see --help.", quoted(name))
     serve_loading(partial(_engine, engine_config), config, on_ready=partial(_ready, config))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -281,6 +282,9 @@ def test_serve_takes_flags_again_and_options_from_the_environment(
         ("SESSION_TTL_S", "soon"),
         ("API_KEY", ""),
         ("API_KEY", " "),
+        ("API_KEY_FILE", ""),
+        ("SSL_KEYFILE", ""),
+        ("SSL_CERTFILE", ""),
         ("DTYPE", "int4"),
     ],
 )
@@ -290,6 +294,21 @@ def test_a_wrong_variable_ends_with_2_and_one_line_that_names_it(
     monkeypatch.setenv(f"LEYLINE_{name}", value)
     assert run("serve") == 2
     assert name.lower() in one_line(capsys).lower()
+
+
+def test_a_misspelt_variable_is_told_of_and_a_known_one_is_not(
+    tiny_folder: Folder,
+    served: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("LEYLINE_API_KEYS", "secret")
+    monkeypatch.setenv("LEYLINE_SHUTDOWN_TIMEOUT_S", "3")
+    monkeypatch.setenv("LEYLINE_HOME", os.environ.get("LEYLINE_HOME", "/nowhere"))
+    with caplog.at_level("WARNING"):
+        assert run("serve", *small(tiny_folder("v3"))) == 0
+    told = [record.getMessage() for record in caplog.records if record.name == "leyline.cli"]
+    assert len(told) == 1 and "'LEYLINE_API_KEYS'" in told[0] and "secret" not in told[0]
 
 
 def test_the_doctor_tells_people_and_programs(tiny_folder: Folder, capsys: Output) -> None:

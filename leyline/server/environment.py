@@ -12,12 +12,14 @@ from dataclasses import fields
 from typing import Any
 
 from leyline.errors import ConfigError
+from leyline.server.settings import CLOSING_FILES
 
 PREFIX = "LEYLINE_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 # An empty one is no key, and must not leave a server open that somebody meant to close.
-_NEVER_EMPTY = frozenset({"api_key"})
+_NEVER_EMPTY = frozenset({"api_key", *CLOSING_FILES})
+_NO_OPTIONS = frozenset({PREFIX + "HOME"})
 
 
 def options_in(environ: Mapping[str, str], *configs: type) -> dict[str, Any]:
@@ -38,6 +40,13 @@ def options_in(environ: Mapping[str, str], *configs: type) -> dict[str, Any]:
             if text or (text is not None and entry.name in _NEVER_EMPTY):
                 options[entry.name] = _read(entry.name, text, hints[entry.name])
     return options
+
+
+def unknown_in(environ: Mapping[str, str], *configs: type) -> list[str]:
+    """Variables that look like options and are none, such as misspelt ones."""
+    names = {PREFIX + entry.name.upper() for config in configs for entry in fields(config)}
+    known = names | {name.removesuffix("_S") for name in names} | _NO_OPTIONS
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
 def _read(name: str, text: str, hint: Any) -> Any:

@@ -203,8 +203,8 @@ def _uvicorn(front: Front, config: ServerConfig) -> uvicorn.Config:
         timeout_keep_alive=config.idle_timeout_s,  # type: ignore[arg-type]  # a number will do
         timeout_graceful_shutdown=_CLOSING_SECONDS,
         root_path=config.root_path,
-        ssl_keyfile=config.ssl_keyfile or None,
-        ssl_certfile=config.ssl_certfile or None,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
         lifespan="off",
         access_log=False,
         log_config=None,

@@ -10,6 +10,7 @@ from leyline.config import option
 from leyline.errors import ConfigError
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+CLOSING_FILES = ("api_key_file", "ssl_keyfile", "ssl_certfile")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _MEBIBYTE = 1024 * 1024
 _KINDS = {
@@ -42,8 +43,10 @@ class ServerConfig:
     port: int = option(8000, "Port to listen on; 0 takes a free one and prints it.")
     uds: str = option("", "Unix socket to listen on, in place of an address and port.")
     root_path: str = option("", "Path that a proxy in front of the server takes off, such as /llm.")
-    ssl_keyfile: str = option("", "File of the TLS key; with a certificate, the server speaks TLS.")
-    ssl_certfile: str = option("", "File of the TLS certificate and its chain.")
+    ssl_keyfile: str | None = option(
+        None, "File of the TLS key; with a certificate, the server speaks TLS."
+    )
+    ssl_certfile: str | None = option(None, "File of the TLS certificate and its chain.")
     served_model_name: str | None = option(
         None, "Name that clients ask for; the default is the model's own name."
     )
@@ -53,8 +56,8 @@ class ServerConfig:
         "its own. Better kept in a file or in LEYLINE_API_KEY: other users see command lines.",
         secret=True,
     )
-    api_key_file: str = option(
-        "", "File of keys, one a line; a tenant's name may stand in front, with a space between."
+    api_key_file: str | None = option(
+        None, "File of keys, one a line; a tenant's name may stand in front, with a space between."
     )
     metrics: bool = option(True, "Serve /metrics for Prometheus.")
     metrics_open: bool = option(False, "Let /metrics be read without a key.")
@@ -117,6 +120,7 @@ class ServerConfig:
                 f"log_level is {self.log_level!r}; it must be one of {', '.join(LOG_LEVELS)}.",
                 param="log_level",
             )
+        self._check_files()
         self._check_addresses()
 
     @property
@@ -129,17 +133,23 @@ class ServerConfig:
         """Whether connections are encrypted."""
         return bool(self.ssl_certfile)
 
+    def _check_files(self) -> None:
+        """Refuse files without a name: who meant to close the server must not leave it open."""
+        for name in CLOSING_FILES:
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} is empty; name a file, or leave it out.", param=name)
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            missing = "ssl_certfile" if self.ssl_keyfile else "ssl_keyfile"
+            raise ConfigError(f"TLS needs a key and a certificate: give {missing}.", param=missing)
+
     def _check_addresses(self) -> None:
-        """Refuse what the socket and the URL are made of, where it does not fit together."""
+        """Refuse what the socket and the URL cannot be made of."""
         if _ROOT_PATH.fullmatch(self.root_path) is None:
             raise ConfigError(
                 f"root_path is {self.root_path!r}; it must be a path such as /llm, without a slash "
                 "at its end.",
                 param="root_path",
             )
-        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
-            missing = "ssl_certfile" if self.ssl_keyfile else "ssl_keyfile"
-            raise ConfigError(f"TLS needs a key and a certificate: give {missing}.", param=missing)
         for name in ("allowed_origins", "allowed_hosts"):
             if not all(value.strip() for value in getattr(self, name)):
                 raise ConfigError(f"{name} has an empty entry.", param=name)

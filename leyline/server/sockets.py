@@ -62,7 +62,7 @@ def check_certificate(config: ServerConfig) -> None:
     Raises:
         ConfigError: If they cannot.
     """
-    if not config.is_tls:
+    if config.ssl_certfile is None:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
@@ -92,12 +92,17 @@ def _internet(config: ServerConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        reason = _strerror(error) if isinstance(error, OSError) else "not a host name"
         raise ConfigError(
             f"Cannot listen on {config.host}, port {config.port}: {reason}. "
             "Choose another address with --host or --port.",
             param="port",
         ) from error
+
+
+def _strerror(error: OSError) -> str:
+    """What the system says; `create_server` says the address behind it once more."""
+    return str(error.strerror).partition(" (while ")[0]
 
 
 def _unix(path: str) -> socket.socket:
