@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from leyline.server.failures import refusal
 
 MAX_HEADER_BYTES = 64 * 1024
+_PART_BYTES = 4096
 _LINGER_SECONDS = 2.0
 _NO_REQUEST = (400, "invalid_http", "What was sent is no HTTP/1.1 request.")
 _TOO_LARGE = (
@@ -52,11 +53,16 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in; a head that comes in bit by bit gets no more time for that."""
-        if self._refused:
-            return
+        """Take bytes in; a head that comes in bit by bit gets no more time for that.
+
+        h11 asks for the size of a head only while the head is not whole, so it is fed in parts.
+        """
         self._begun = True
-        super().data_received(data)
+        while data and not self._refused:
+            in_body = self.conn.their_state is h11.SEND_BODY
+            size = len(data) if in_body else _PART_BYTES
+            super().data_received(data[:size])
+            data = data[size:]
         if self._answering:
             self._patience = _stopped(self._patience)
 

@@ -13,6 +13,7 @@ from leyline.server.keys import Keyring
 from leyline.server.session_names import SESSION_HEADERS
 
 ANY_HOST = "*"
+_READING = frozenset({"GET", "HEAD"})
 _NAMING = frozenset(SESSION_HEADERS)
 
 
@@ -91,7 +92,8 @@ class WholeBody:
     """Reads a request's body before a route sees the request, within a size and a time.
 
     A body that is too large is refused as soon as that is certain, announced or not, and never
-    held in memory.
+    held in memory. One that comes with a GET has no meaning and is not read: some routes are open
+    to strangers, who could fill the memory with bodies that never end.
 
     Args:
         app: The application behind the door.
@@ -106,7 +108,7 @@ class WholeBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in with its body, or answer 413 or 408."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] in _READING:
             await self.app(scope, receive, send)
             return
         if _announced(Headers(scope=scope)) > self.max_bytes:
@@ -176,7 +178,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _is_read(scope: Scope, paths: frozenset[str]) -> bool:
     """Whether a request reads one of these paths, in exactly this spelling."""
-    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+    if scope["type"] != "http" or scope["method"] not in _READING:
         return False
     return scope["path"].removeprefix(scope.get("root_path", "")) in paths
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from leyline.errors import DrainingError, LeylineError
 from leyline.server import logs
 from leyline.server.failures import error_body, unforeseen
 from leyline.server.instruments import Instruments
@@ -19,6 +21,7 @@ REQUEST_ID = "x-request-id"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _TRY_LATER = frozenset({429, 503})
 _RETRY_SECONDS = b"1"
+_CUT_OFF = "The server stopped before it could answer; send the request again to another."
 
 
 class Record:
@@ -70,10 +73,14 @@ class Record:
 
         try:
             await self.app(scope, receive, sending)
+        except asyncio.CancelledError:  # the end of the server's patience with whoever is slow
+            if status or not self._worker.is_draining:
+                raise
+            await _refuse(DrainingError(_CUT_OFF), scope, receive, sending)
         except Exception:
             logger.exception("A request failed in a way that nobody foresaw.")
             if not status:
-                await Json(error_body(unforeseen()), status_code=500)(scope, receive, sending)
+                await _refuse(unforeseen(), scope, receive, sending)
         finally:
             self._note(exchange, _route(scope), status)
 
@@ -93,6 +100,10 @@ class Record:
         self._instruments.http.labels(exchange.method, route, str(status)).inc()
         if self._access_log:
             logs.log_access(exchange, route, status)
+
+
+async def _refuse(error: LeylineError, scope: Scope, receive: Receive, send: Send) -> None:
+    await Json(error_body(error), status_code=error.status)(scope, receive, send)
 
 
 def _route(scope: Scope) -> str:

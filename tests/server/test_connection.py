@@ -17,6 +17,7 @@ import pytest
 
 from leyline.errors import ConfigError
 from leyline.server import ServerConfig, serve, sockets
+from leyline.server.connection import MAX_HEADER_BYTES
 
 from .client import chat_body
 from .fake_engine import FakeEngine
@@ -86,6 +87,31 @@ def test_ten_thousand_headers(patient: Running) -> None:
         assert patient.serves()
         status, body = answer_of(client)
         assert status == 431 and error_of(body)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("num_bytes", [60_000, 75_000, 200_000])
+def test_a_head_that_comes_at_once_may_be_no_larger(patient: Running, num_bytes: int) -> None:
+    headers = b"".join(b"x%05d: %s\r\n" % (i, b"y" * 90) for i in range(num_bytes // 100))
+    connection = b"connection: close\r\n"
+    with patient.connect() as client:
+        client.sendall(GET[:-2] + connection + headers + b"\r\n")
+        assert answer_of(client)[0] == (200 if num_bytes < MAX_HEADER_BYTES else 431)
+
+
+def test_requests_that_come_together_are_answered_one_by_one(patient: Running) -> None:
+    last = GET[:-2] + b"connection: close\r\n\r\n"
+    with patient.connect() as client:
+        client.sendall((GET + chat()) * 20 + last)
+        status, body = answer_of(client)
+        assert status == 200 and body.count(b"HTTP/1.1 200 OK") == 40
+
+
+def test_a_body_where_none_belongs_is_not_waited_for(patient: Running) -> None:
+    with patient.connect() as client:
+        client.sendall(GET[:-2] + b"content-length: 10\r\n\r\n" + b"four")
+        assert first_answer(client)[0] == 200
+        client.sendall(b"sixsix" + GET)
+        assert first_answer(client)[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,28 @@ async def test_a_draining_worker_takes_nothing_new_and_finishes_what_is_open(
     assert client.worker.num_open == 0
 
 
+async def test_who_is_not_done_when_a_draining_server_ends_is_told_so(connect: Connect) -> None:
+    client = connect(FakeEngine(gated=True))
+    exchange = client.open("POST", CHAT, chat_body())
+    while not await client.open_requests():
+        await asyncio.sleep(0)
+    client.worker.drain()
+    exchange._task.cancel()  # as uvicorn does in the end
+    answer = await exchange.finish()
+    assert answer.status == 503 and answer.error["code"] == "draining"
+
+
+async def test_a_request_that_is_cancelled_otherwise_is_just_cancelled(connect: Connect) -> None:
+    client = connect(FakeEngine(gated=True))
+    exchange = client.open("POST", CHAT, chat_body())
+    while not await client.open_requests():
+        await asyncio.sleep(0)
+    exchange._task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.finish()
+    assert exchange.answer.status == 0
+
+
 async def test_health_and_liveness_of_a_dead_engine(connect: Connect) -> None:
     client = connect()
     client.engine.fault = RuntimeError("dead")
