@@ -150,8 +150,7 @@ def with_call(path: str, arguments: str) -> dict[str, Any]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("arguments", BROKEN, ids=range(len(BROKEN)))
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-@pytest.mark.parametrize("kind", ["glm", "plain"])
+@pytest.mark.parametrize("kind, path", [("glm", CHAT), ("glm", RESPONSES), ("plain", CHAT)])
 async def test_rows_22_and_34_broken_arguments_end_no_conversation(
     request: pytest.FixtureRequest, kind: str, path: str, arguments: str
 ) -> None:
@@ -163,8 +162,7 @@ async def test_rows_22_and_34_broken_arguments_end_no_conversation(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-@pytest.mark.parametrize("kind", ["glm", "plain"])
+@pytest.mark.parametrize("kind, path", [("glm", CHAT), ("glm", RESPONSES), ("plain", CHAT)])
 async def test_arguments_deeper_than_any_stack_are_refused_for_their_length_alone(
     request: pytest.FixtureRequest, kind: str, path: str
 ) -> None:
