@@ -42,7 +42,6 @@ _UNFORESEEN = "Something went wrong inside the server; its log says what."
 
 # What the normalised form of a field adds to an error's location, and its client never wrote.
 _WHOLE_FIELDS = frozenset({"prompt", "stop"})
-_UNION_TAGS = frozenset({"text", "ids", "function tool", "other tool"})
 
 
 def type_of(status: int) -> str:
@@ -152,10 +151,15 @@ def _is_json(content_type: str) -> bool:
 
 def _param(location: Sequence[int | str]) -> str | None:
     """The field that an error is about, as in `messages[0].content`; None for the whole body."""
-    path = [part for at, part in enumerate(location[1:]) if not at or part not in _UNION_TAGS]
+    path = [part for at, part in enumerate(location[1:]) if not at or not _is_tag(part)]
     if not path or isinstance(path[0], int):
         return None
     if path[0] in _WHOLE_FIELDS:
         return path[0]
     steps = (f"[{part}]" if isinstance(part, int) else f".{quoted(part)[1:-1]}" for part in path)
     return "".join(steps).lstrip(".")
+
+
+def _is_tag(part: int | str) -> bool:
+    """Whether a step of a place is a union's own; see `fields.TAG`."""
+    return isinstance(part, str) and part[:1] == "<"

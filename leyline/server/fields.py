@@ -30,6 +30,8 @@ MAX_PARTS = 4096
 MAX_NESTING = 200
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 SUPPORT = "support"
+TAG = "<{}>"
+"""How unions name their alternatives: `failures` tells such a step of a place from a field."""
 
 
 def does(meaning: str) -> Any:
@@ -149,10 +151,28 @@ def _session_id(value: str) -> str:
     return value
 
 
+def tagged(*types: str, none: str | None = None, other: str | None = None) -> Any:
+    """Reads which alternative of a union an object is from its type.
+
+    Args:
+        types: The types that have an alternative of their own.
+        none: The alternative for what has no type, and
+        other: for any other type; None refuses it.
+    """
+
+    def tag(value: Any) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        if not isinstance(kind, str):
+            return none
+        return TAG.format(kind) if kind in types else other
+
+    return tag
+
+
 def _text_or_ids(value: Any) -> str | None:
     if isinstance(value, str):
-        return "text"
-    return "ids" if isinstance(value, list) else None
+        return "<text>"
+    return "<ids>" if isinstance(value, list) else None
 
 
 by_kind = Discriminator(
@@ -177,8 +197,8 @@ Stops = Annotated[
     BeforeValidator(_listed),
 ]
 Prompt = Annotated[
-    Annotated[Text, Field(min_length=1), Tag("text")]
-    | Annotated[list[TokenId], Field(min_length=1, fail_fast=True), Tag("ids")],
+    Annotated[Text, Field(min_length=1), Tag("<text>")]
+    | Annotated[list[TokenId], Field(min_length=1, fail_fast=True), Tag("<ids>")],
     by_kind,
 ]
 several_prompts = BeforeValidator(_prompts)

@@ -23,7 +23,6 @@ from leyline.server.answer import Answer
 from leyline.server.ask import Ask, Over
 from leyline.server.bodies import StrictRoute
 from leyline.server.failures import error_body, unforeseen
-from leyline.server.messages_blocks import without_tags
 from leyline.server.messages_errors import ERRORS, PATH, anthropic_error
 from leyline.server.messages_form import Events, Heading, opening
 from leyline.server.messages_history import begun, converted
@@ -44,7 +43,7 @@ class MessagesRoute(StrictRoute):
     """A route whose errors can be given another shape on their way out.
 
     What nobody foresaw is answered here and not outside of the application, where no shape
-    reaches; and the place of a field error is the one that its client wrote.
+    reaches.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -54,10 +53,7 @@ class MessagesRoute(StrictRoute):
         async def known(request: Request) -> Response:
             try:
                 return await handler(request)
-            except RequestValidationError as error:
-                found = [{**one, "loc": without_tags(one["loc"])} for one in error.errors()]
-                raise RequestValidationError(found, body=error.body) from None
-            except (LeylineError, HTTPException):
+            except (LeylineError, HTTPException, RequestValidationError):
                 raise
             except Exception:
                 logger.exception("A request broke off.")

@@ -19,10 +19,9 @@ from pydantic import (
     field_validator,
 )
 
-from leyline.server.fields import Name, Text, WireModel, does, wrong
+from leyline.server.fields import Name, Text, WireModel, does, tagged, wrong
 
 MAX_BLOCKS = 4096
-TAG = "<{}>"  # how an alternative of a union is named in an error's location
 ALLOWED = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
@@ -48,29 +47,6 @@ def proper(value: dict[str, Any]) -> dict[str, Any]:
     if text.isascii() or not _SURROGATE.search(text):
         return value
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-
-
-def tagged(*types: str, none: str | None = None, other: str | None = None) -> Any:
-    """Reads which alternative of a union an object is from its type.
-
-    Args:
-        types: The types that have an alternative of their own.
-        none: The alternative for what has no type, and
-        other: for any other type; None refuses it.
-    """
-
-    def tag(value: Any) -> str | None:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        if not isinstance(kind, str):
-            return none
-        return TAG.format(kind) if kind in types else other
-
-    return tag
-
-
-def without_tags(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The place of an error as its client wrote it: unions add steps of their own."""
-    return tuple(step for step in location if not (isinstance(step, str) and step[:1] == "<"))
 
 
 def _as_blocks(content: Any) -> Any:

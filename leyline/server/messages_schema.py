@@ -27,9 +27,10 @@ from leyline.server.fields import (
     encodable,
     only,
     refused,
+    tagged,
     wrong,
 )
-from leyline.server.messages_blocks import Message, TextBlocks, tagged
+from leyline.server.messages_blocks import Message, TextBlocks
 from leyline.server.parsers.pieces import Choice, ToolUse
 from leyline.server.schema import MAX_TOP_K
 from leyline.server.schema_check import check_parameters, check_schema

@@ -30,7 +30,7 @@ Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 ModeName = Annotated[Text, Field(max_length=32)]
 SomeText = Annotated[Text, Field(min_length=1)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Replacement = Annotated[Annotated[Text, Tag("text")] | Annotated[TokenIds, Tag("ids")], by_kind]
+Replacement = Annotated[Annotated[Text, Tag("<text>")] | Annotated[TokenIds, Tag("<ids>")], by_kind]
 
 
 class EditModel(WireModel):

@@ -17,6 +17,7 @@ from leyline.server.fields import (
     encodable,
     only,
     refused,
+    tagged,
     wrong,
 )
 from leyline.server.parsers.pieces import Choice, ToolUse
@@ -141,14 +142,9 @@ class OtherTool(WireModel):
     type: Annotated[Text, Field(min_length=1, max_length=64)]
 
 
-def _tool_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "other tool" if isinstance(kind, str) and kind != "function" else "function tool"
-
-
 Tool = Annotated[
-    Annotated[FunctionTool, Tag("function tool")] | Annotated[OtherTool, Tag("other tool")],
-    Discriminator(_tool_kind),
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[OtherTool, Tag("<other>")],
+    Discriminator(tagged("function", none="<function>", other="<other>")),
 ]
 
 
