@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 
@@ -18,7 +17,7 @@ from leyline.server.schema import ChatRequest
 from leyline.server.serving import Serving
 from leyline.server.session_names import session_name
 from leyline.server.tenants import salt_of
-from leyline.server.usage import session_of
+from leyline.server.usage import managed, session_of
 from leyline.server.wire import while_connected
 from leyline.tokenizer import Tokenizer
 
@@ -124,7 +123,7 @@ def routes(serving: Serving) -> APIRouter:
             running_from=running,
             num_choices=body.num_choices,
             request_id=body.request_id,
-            ending=_applied(body.context_management, answer.applied_edits),
+            ending=managed(body.context_management, answer.applied_edits),
         )
         return await respond(serving, request, answer, form, manner)
 
@@ -178,10 +177,3 @@ def _call(call: Call) -> Body:
 
 def _thought(text: str) -> Body:
     return {"reasoning_content": text, "reasoning": text}
-
-
-def _applied(asked: Any, edits: Sequence[Mapping[str, Any]]) -> Body:
-    """What policies did, if there were any to do something."""
-    if asked is None and not edits:
-        return {}
-    return {"context_management": {"applied_edits": list(edits)}}

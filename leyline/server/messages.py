@@ -32,6 +32,7 @@ from leyline.server.parsers.pieces import Piece
 from leyline.server.serving import Serving
 from leyline.server.session_names import session_name
 from leyline.server.tenants import salt_of
+from leyline.server.usage import managed
 from leyline.server.wire import EventStream, Json, while_connected
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,7 @@ def routes(serving: Serving) -> APIRouter:
             edit_mode=body.edit_mode,
         )
         answer = await answers.ask(serving, request, asked)
-        edits = answer.applied_edits
-        told = edits if edits or body.context_management is not None else None
+        told = managed(body.context_management, answer.applied_edits)
         heading = Heading(f"msg_{uuid.uuid4().hex}", serving.model_name, body.max_tokens, told)
         if body.stream:
             return EventStream(_events(answer, heading), answer, serving.keep_alive_s)

@@ -9,8 +9,8 @@ together are the context's length.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
@@ -42,13 +42,13 @@ class Heading:
         message_id: The answer's id.
         model: The served model's name.
         max_tokens: The limit that the request set.
-        applied_edits: What policies did to its history; None if there is nothing to say of it.
+        managed: What is told of edits of its history; see `usage.managed`.
     """
 
     message_id: str
     model: str
     max_tokens: int
-    applied_edits: Sequence[Mapping[str, Any]] | None = None
+    managed: Body = field(default_factory=dict[str, Any])
 
     def message(self, content: Sequence[Body], ending: Body, counts: Body) -> Body:
         """A message; `ending` has its stop reason."""
@@ -84,10 +84,7 @@ class Heading:
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def _extras(self, completion: Completion) -> Body:
-        edits = self.applied_edits
-        applied = {} if edits is None else {"applied_edits": list(edits)}
-        managed = {"context_management": applied} if applied else {}
-        return {**managed, **session_of([completion])}
+        return {**self.managed, **session_of([completion])}
 
 
 def stop_reason(over: Over, max_tokens: int) -> StopReason:
@@ -122,12 +119,12 @@ def usage_of(over: Over) -> Body:
 def content_of(pieces: Iterable[Piece], over: Over) -> list[Body]:
     """The blocks of a whole answer.
 
-    A call that a limit cut short is left out: it could be run, with half of its arguments. So is
-    one that has none, for what calls without any is the empty object.
+    A call that a limit or a stop sequence cut short is left out: it could be run, with half of its
+    arguments. So is one that has none, for what calls without any is the empty object.
     """
     runs = [list(run) for _, run in groupby(filter(_says, pieces), block_of)]
     runs = [run for run in runs if not isinstance(run[-1], CallHead)]
-    if runs and over.reason == "length" and _is_cut(runs[-1]):
+    if runs and _is_cut_short(over) and _is_cut(runs[-1]):
         runs.pop()
     return [_block(run) for run in runs]
 
@@ -223,6 +220,12 @@ def _block(run: Sequence[Piece]) -> Body:
         return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
     arguments = _object(text)
     return {**_empty(first), "input": {INVALID: text} if arguments is None else arguments}
+
+
+def _is_cut_short(over: Over) -> bool:
+    """Whether its client ended an answer, wherever it was; behind a whole call it was between."""
+    is_stopped = isinstance(over.completion.stopped_by, str)
+    return over.reason == "length" or (over.reason == "stop" and is_stopped)
 
 
 def _is_cut(run: Sequence[Piece]) -> bool:

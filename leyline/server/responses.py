@@ -33,7 +33,7 @@ from leyline.server.serving import Serving
 from leyline.server.session_names import session_name
 from leyline.server.sessions import QuerySalt
 from leyline.server.tenants import salt_of
-from leyline.server.usage import session_of, usage
+from leyline.server.usage import managed, session_of, usage
 from leyline.server.wire import EventStream, Json, while_connected
 
 logger = logging.getLogger(__name__)
@@ -119,12 +119,11 @@ class _Turn:
 
     def _ending(self, answer: Answer, over: Over) -> Body:
         """What is known at the end alone."""
-        completions, edits = answer.completions, answer.applied_edits
-        is_edited = bool(edits) or self._body.context_management is not None
+        completions = answer.completions
         return {
             "usage": spelt_usage(usage(completions, reasoning_tokens=over.reasoning_tokens)),
             **session_of(completions),
-            **({"context_management": {"applied_edits": list(edits)}} if is_edited else {}),
+            **managed(self._body.context_management, answer.applied_edits),
         }
 
 

@@ -23,6 +23,7 @@ from leyline.server.responses_schema import (
     Tool,
     ToolChoice,
 )
+from leyline.server.schema_generation import variables_of
 from leyline.server.schema_messages import MAX_MESSAGES, MAX_TOOLS
 from leyline.server.session_names import SessionName
 
@@ -146,10 +147,7 @@ def _form(given: TextFormat | None) -> OutputForm | None:
 
 def _variables(body: ResponsesRequest) -> dict[str, Any]:
     effort = None if body.reasoning is None else body.reasoning.effort
-    told: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if effort == "none":
-        told |= {"enable_thinking": False, "thinking": False}
-    return told | (body.chat_template_kwargs or {})
+    return variables_of(effort, body.chat_template_kwargs)
 
 
 def _session(past: Past, named: SessionName) -> SessionName:

@@ -38,6 +38,7 @@ from leyline.server.schema_generation import (
     StreamOptions,
     Tops,
     Variables,
+    variables_of,
 )
 from leyline.server.schema_messages import (
     MAX_MESSAGES,
@@ -184,12 +185,7 @@ class ChatRequest(GenerationRequest):
 
     def variables(self) -> dict[str, Any]:
         """What the chat template is told besides; `chat_template_kwargs` win."""
-        effort: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            effort["reasoning_effort"] = self.reasoning_effort
-        if self.reasoning_effort == "none":
-            effort |= {"enable_thinking": False, "thinking": False}
-        return effort | (self.chat_template_kwargs or {})
+        return variables_of(self.reasoning_effort, self.chat_template_kwargs)
 
 
 class CompletionRequest(GenerationRequest):

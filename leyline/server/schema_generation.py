@@ -102,6 +102,17 @@ def _variables(value: dict[str, Any]) -> dict[str, Any]:
     return encodable(value)
 
 
+def variables_of(effort: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a chat template is told of the reasoning that is wanted, and besides.
+
+    Templates know of it by several names. The request's own variables win.
+    """
+    told: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        told |= {"enable_thinking": False, "thinking": False}
+    return told | dict(variables or {})
+
+
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]

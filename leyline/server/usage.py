@@ -1,8 +1,11 @@
-"""What an answer cost, and which session it belongs to: one builder for all endpoints."""
+"""What an answer cost, which session it belongs to, and what was done to its history.
+
+One builder of each for all endpoints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -65,3 +68,15 @@ def session_of(completions: Iterable[Completion]) -> Body:
                 session["receipts"] = [asdict(receipt) for receipt in completion.receipts]
             return {"session": session}
     return {}
+
+
+def managed(asked: Any, edits: Sequence[Mapping[str, Any]]) -> Body:
+    """The `context_management` entry of an answer: what policies did, if any had something to do.
+
+    Args:
+        asked: The request's own `context_management`.
+        edits: What they report.
+    """
+    if asked is None and not edits:
+        return {}
+    return {"context_management": {"applied_edits": list(edits)}}

@@ -21,6 +21,7 @@ from leyline.server.messages_form import (
     usage_of,
 )
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Piece, Reasoning
+from leyline.server.usage import managed
 
 from .messages_scripts import called, over, random_script
 
@@ -153,6 +154,15 @@ def test_a_call_that_a_limit_cut_short_is_not_there(arguments: str) -> None:
     assert content_of(whole, over("length"))[2]["input"] == {"a": 1}
 
 
+def test_a_call_that_a_stop_sequence_cut_short_is_not_there() -> None:
+    pieces = [Content("x"), *called(0, "rm", '{"a": 1')]
+    assert content_of(pieces, over(stopped_by="X")) == [{"type": "text", "text": "x"}]
+    # the twins: one that its model left open itself, and one that is complete
+    assert content_of(pieces, over())[1]["input"] == {INVALID: '{"a": 1'}
+    whole = [*pieces, CallArguments(0, "}")]
+    assert content_of(whole, over(stopped_by="X"))[1]["input"] == {"a": 1}
+
+
 def test_a_call_without_arguments_is_none() -> None:
     pieces: list[Piece] = [Content("x"), CallHead(0, "c", "rm"), CallArguments(0, "")]
     kinds = [event["type"] for event in events_of(pieces)]
@@ -216,14 +226,16 @@ def test_usage_adds_up_to_the_context() -> None:
 
 def test_what_concerns_the_answer_stands_at_its_end() -> None:
     edits = [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2}]
-    heading = Heading("msg-1", "m", 10, edits)
+    heading = Heading("msg-1", "m", 10, managed(None, edits))
     end = over(session_id="s1")
     for told in (heading.whole([], end), heading.closing(end)):
         assert told["context_management"] == {"applied_edits": edits}
         assert told["session"] == {"id": "s1", "version": 3}
     bare = HEADING.closing(over())
     assert set(bare) == {"type", "delta", "usage"}
-    assert Heading("msg-1", "m", 10, []).closing(end)["context_management"] == {"applied_edits": []}
+    assert Heading("msg-1", "m", 10, managed({}, [])).closing(end)["context_management"] == {
+        "applied_edits": []
+    }
 
 
 def test_the_first_event_has_an_empty_message() -> None:
