@@ -34,6 +34,7 @@ _SPELLING = {
 }
 _DEFINITIONS = ("$defs", "definitions")  # that a part of a schema may point to
 _FREE_KEY = r"/[^<>\s]+/"
+MAX_CALLS = 16  # that are demanded at once: a small model would go on calling to the end
 _ABOUT_SCHEMAS = ("$schema", "$id", "x-guidance")
 
 
@@ -88,7 +89,7 @@ class Grammar:
         """The text of a grammar of calls and nothing else.
 
         Args:
-            use: The tools; one call, or with `parallel` several.
+            use: The tools; one call, or with `parallel` up to `MAX_CALLS`.
             call: Makes an expression for a call of the `i`-th function.
             front: An expression in front of the calls,
             gap: between them,
@@ -101,7 +102,7 @@ class Grammar:
         ]
         rules = [self.rule(f"call_{i}", call(i, function)) for i, function in enumerate(named)]
         self.rule("call", " | ".join(rules))
-        more = f"({gap} call)*" if use.parallel else ""
+        more = f"({gap} call){{0,{MAX_CALLS - 1}}}" if use.parallel else ""
         self.rule("start", f"{front} call {more} {back}")
         return "\n".join(self._rules) + "\n"
 

@@ -20,6 +20,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from leyline.grammar import Grammars
 from leyline.server.parsers.choosing import Chosen
 from leyline.server.parsers.formats import TOOL_FORMATS
+from leyline.server.parsers.grammars import MAX_CALLS
 from leyline.server.parsers.pieces import ToolUse
 from leyline.server.parsers.thinking import NO_REASONING
 from leyline.tokenizer import Tokenizer
@@ -284,3 +285,11 @@ def test_markers_that_are_special_tokens_cannot_be_spelled_as_text():
     text = written("kimi_k2", ("now", "{}"))
     assert found.try_consume_tokens(list(text.encode())) == 0
     assert Chosen(TOOL_FORMATS["kimi_k2"], NO_REASONING).markers(ONE) == tuple(spelled.ids)
+
+
+@both
+@pytest.mark.parametrize("name", ALL)
+def test_demanded_calls_come_to_an_end(name: str, special: bool):
+    most = [("shut", "{}")] * MAX_CALLS
+    assert accepts(name, REQUIRED, written(name, *most), special)
+    assert not accepts(name, REQUIRED, written(name, *most, ("shut", "{}")), special)
