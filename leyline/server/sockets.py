@@ -90,7 +90,7 @@ def warn_of_strangers(config: ServerConfig, *, has_keys: bool) -> None:
 def _internet(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = _strerror(error) if isinstance(error, OSError) else "not a host name"
         raise ConfigError(
@@ -98,6 +98,10 @@ def _internet(config: ServerConfig) -> socket.socket:
             "Choose another address with --host or --port.",
             param="port",
         ) from error
+    # Connections inherit it. asyncio sets it for sockets of its own alone, and without it the body
+    # of a small answer waits until its head has been acknowledged.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    return listener
 
 
 def _strerror(error: OSError) -> str:

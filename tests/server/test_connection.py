@@ -98,6 +98,16 @@ def test_a_head_that_comes_at_once_may_be_no_larger(patient: Running, num_bytes:
         assert answer_of(client)[0] == (200 if num_bytes < MAX_HEADER_BYTES else 431)
 
 
+def test_small_writes_are_sent_at_once() -> None:
+    """asyncio sees to it only for sockets that it made itself; without, each answer waits 40 ms."""
+    with (
+        sockets.listening(ServerConfig(port=0)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_requests_that_come_together_are_answered_one_by_one(patient: Running) -> None:
     last = GET[:-2] + b"connection: close\r\n\r\n"
     with patient.connect() as client:
