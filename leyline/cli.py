@@ -12,7 +12,6 @@ import logging
 import os
 import shlex
 import sys
-import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
@@ -23,7 +22,7 @@ from leyline import __version__
 from leyline.config import EngineConfig
 from leyline.errors import ConfigError, InvalidRequestError, LeylineError
 from leyline.sampling import SamplingParams
-from leyline.server.environment import options_in, unknown_in
+from leyline.server.environment import options_in, plain_type, unknown_in
 from leyline.server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -216,8 +215,8 @@ def _add_flag(parser: argparse.ArgumentParser, entry: Field[Any], hint: Any) -> 
     elif typing.get_origin(hint) is tuple:
         options |= {"action": "append", "metavar": "STR"}
     else:
-        options["type"] = _plain_type(hint)
-        options["metavar"] = _plain_type(hint).__name__.upper()
+        options["type"] = plain_type(hint)
+        options["metavar"] = plain_type(hint).__name__.upper()
         if entry.metadata.get("choices"):
             options |= {"choices": entry.metadata["choices"], "metavar": None}
     if hint is not bool:
@@ -231,21 +230,14 @@ def _flags(name: str) -> list[str]:
     return [flag.removesuffix("-s"), flag] if flag.endswith("-s") else [flag]
 
 
-def _plain_type(hint: Any) -> type:
-    """`int` for `int | None`, and so on."""
-    if isinstance(hint, types.UnionType):
-        return next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
-
-
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     """The sampling flags of the commands that answer in the terminal."""
     hints = typing.get_type_hints(SamplingParams)
     for name, help_text in SAMPLING_HELP.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            type=_plain_type(hints[name]),
-            metavar=_plain_type(hints[name]).__name__.upper(),
+            type=plain_type(hints[name]),
+            metavar=plain_type(hints[name]).__name__.upper(),
             help=help_text,
             default=argparse.SUPPRESS,
         )

@@ -49,6 +49,13 @@ def unknown_in(environ: Mapping[str, str], *configs: type) -> list[str]:
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
+def plain_type(hint: Any) -> type:
+    """`int` for `int | None`, and so on."""
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
 def _read(name: str, text: str, hint: Any) -> Any:
     """An option from its text."""
     if typing.get_origin(hint) is tuple:
@@ -56,7 +63,7 @@ def _read(name: str, text: str, hint: Any) -> Any:
     elif hint is bool:
         kind = _truth
     else:
-        kind = _plain(hint)
+        kind = plain_type(hint)
     try:
         return kind(text)
     except ValueError:
@@ -66,13 +73,6 @@ def _read(name: str, text: str, hint: Any) -> Any:
             f"{what.get(kind.__name__, 'a number')}.",
             param=name,
         ) from None
-
-
-def _plain(hint: Any) -> type:
-    """`int` for `int | None`, and so on."""
-    if isinstance(hint, types.UnionType):
-        return next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
 
 
 def _truth(text: str) -> bool:
