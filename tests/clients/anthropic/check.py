@@ -5,6 +5,7 @@ from setting import API_KEY, BASE_URL, MODEL, saw
 
 client = anthropic.Anthropic(base_url=BASE_URL, api_key=API_KEY)
 GREEDY = {"temperature": 0}  # no field of the client's own any more
+ONE = {"type": "any", "disable_parallel_tool_use": True}
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {
     "name": "get_weather",
@@ -24,7 +25,7 @@ with client.messages.stream(model=MODEL, max_tokens=20, messages=ASK, extra_body
 saw("messages.stream says the same", text == message.content[0].text)
 saw("with usage", final.usage.output_tokens == message.usage.output_tokens)
 called = client.messages.create(
-    model=MODEL, max_tokens=100, messages=ASK, tools=[WEATHER], tool_choice={"type": "any"}
+    model=MODEL, max_tokens=100, messages=ASK, tools=[WEATHER], tool_choice=ONE
 )
 use = next(block for block in called.content if block.type == "tool_use")
 saw("a tool use", use.input["city"] in ("Paris", "Lima") and called.stop_reason == "tool_use")
