@@ -23,7 +23,8 @@ class EngineStats:
         num_slots: Rows that the cache has room for.
         num_free: Rows that nobody owns.
         num_evictable: Rows that are kept for reuse alone and can be given up.
-        num_preempted: How often a request had to make room for another; a counter.
+        num_preempted: How often a request was put back into the queue, to make room for another
+            or because its rows were purged; a counter.
         num_degraded: How often carried rows were lost, or could not be made; a counter.
         num_sessions: Sessions that are resident, and
         session_tokens: tokens that they hold, kept versions included.

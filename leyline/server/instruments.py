@@ -141,7 +141,7 @@ class _EngineMetrics:
         yield _gauge("kv_used_tokens", "Rows that somebody needs", stats.num_used)
         yield _gauge("sessions", "Sessions that are resident", stats.num_sessions)
         yield _gauge("session_held_tokens", "Tokens that sessions hold", stats.session_tokens)
-        yield _counted("num_preemptions", "Requests that made room", stats.num_preempted)
+        yield _counted("num_preemptions", "Requests put back into the queue", stats.num_preempted)
         yield _counted("degraded_splices", "Carried rows lost, or not made", stats.num_degraded)
         yield _counted("sessions_expired", "Sessions that nobody used", stats.num_expired)
         yield _counted("sessions_displaced", "Sessions that made room", stats.num_displaced)
