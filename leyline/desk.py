@@ -226,7 +226,11 @@ class Desk(Loop):
         """An empty reply."""
         stream = self.tokenizer.stream(skip_special=params.skip_special_tokens, shown=params.shown)
         return Reply(
-            stream, params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop
+            stream,
+            params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop,
+            enough=params.enough,
         )
 
     def _take_over(self, job: Job, session: Session, turn: Turn) -> None:

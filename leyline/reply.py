@@ -8,7 +8,7 @@ of a stop string. A token is *settled* when all of its text is released.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from leyline.tokenizer import TextStream
 
@@ -21,11 +21,13 @@ class Reply:
         stop: Strings that end the reply. They are looked for behind the text of the first
         min_tokens: tokens only.
         include_stop: Whether the stop string is a part of the reply.
+        enough: Told each piece of the text that is released; true ends the reply behind it, or
+            behind the first `min_tokens`.
 
     Attributes:
         token_ids: Tokens pushed so far.
         text: Text released so far.
-        stopped_by: The stop string that ended it; nothing may be pushed after that.
+        stopped_by: The stop string that ended it.
     """
 
     def __init__(
@@ -35,11 +37,14 @@ class Reply:
         *,
         min_tokens: int = 0,
         include_stop: bool = False,
+        enough: Callable[[str], bool] | None = None,
     ) -> None:
         self._stream = stream
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
         self._include_stop = include_stop
+        self._enough = enough
+        self._is_enough = False
         self._held = ""
         self._ends: list[int] = []
         self.token_ids: list[int] = []
@@ -48,8 +53,9 @@ class Reply:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was met."""
-        return self.stopped_by is not None
+        """Whether it has ended by what it says; nothing may be pushed after that."""
+        is_early = len(self.token_ids) <= self._min_tokens
+        return self.stopped_by is not None or (self._is_enough and not is_early)
 
     def push(self, token_id: int, *, hidden: bool = False) -> str:
         """Add a token; returns the text that is certain now.
@@ -86,6 +92,8 @@ class Reply:
             self._held = pending[length:]
         released = pending[:length]
         self.text += released
+        if released and self._enough is not None:
+            self._is_enough = self._enough(released) or self._is_enough
         return released
 
     def _until_stop(self, pending: str) -> int | None:

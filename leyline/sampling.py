@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -73,6 +73,8 @@ class SamplingParams:
         skip_special_tokens: Leave the texts of special tokens out of the reply, except
         shown: these ones, by their texts: what a parser of the reply must see.
         constraint: Rules out tokens, such as those that a grammar does not allow.
+        enough: Told the reply's text, piece by piece; true ends the reply, as its own end would.
+            One object serves one request.
 
     Raises:
         InvalidRequestError: If a value is out of range; the message names it.
@@ -98,6 +100,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     shown: tuple[str, ...] = ()
     constraint: Constraint | None = None
+    enough: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)

@@ -116,6 +116,25 @@ def test_a_stop_string_ends_the_reply_and_its_tokens_leave_the_context(engine: E
     assert session.text.startswith("<|im_start|>user\nhello")
 
 
+def test_a_reply_that_is_enough_ends_and_its_session_goes_on_from_there(engine: Engine) -> None:
+    session = engine.session("s")
+    whole = engine.chat("hello", LONG)
+    heard: list[str] = []
+
+    def enough(text: str) -> bool:
+        heard.append(text)
+        return len("".join(heard)) >= 6
+
+    reply = session.chat("hello", LONG, enough=enough)
+    assert (reply.finish_reason, reply.stopped_by) == ("stop", None)
+    assert reply.text == "".join(heard) and whole.text.startswith(reply.text)
+    assert 0 < len(reply.token_ids) == reply.usage.completion_tokens < len(whole.token_ids)
+    assert session.tokens[-len(reply.token_ids) :] == reply.token_ids
+    length = len(session.tokens)
+    again = session.chat("and?", LONG)
+    assert again.usage.cached_tokens >= length - 1 and again.usage.first_difference is None
+
+
 def test_without_max_tokens_a_reply_goes_on_to_the_end_of_the_window(engine: Engine) -> None:
     reply = engine.generate([5, 6, 7], temperature=0, ignore_eos=True)
     assert (reply.finish_reason, reply.usage.completion_tokens) == ("length", 197)

@@ -183,3 +183,22 @@ def test_any_tokens_and_stop_strings_agree_with_brute_force(
 def could_begin(stop: str, held: str) -> bool:
     """Whether text is held back for a reason: somewhere in its first token a stop may begin."""
     return any(stop.startswith(held[at:]) and held[at:] != stop for at in range(len(held)))
+
+
+@pytest.mark.parametrize("min_tokens, expected", [(0, "a b in"), (4, "a b in"), (5, "a b in ")])
+def test_a_reply_ends_with_the_token_that_makes_it_enough(min_tokens: int, expected: str) -> None:
+    heard: list[str] = []
+
+    def enough(text: str) -> bool:
+        heard.append(text)
+        return "n" in text
+
+    reply = Reply(TOKENIZER.stream(), ("d",), min_tokens=min_tokens, enough=enough)
+    plain = Reply(TOKENIZER.stream(), ("d",), min_tokens=min_tokens)
+    for token in TOKENIZER.encode(expected):
+        assert not reply.stopped and not plain.stopped
+        reply.push(token)
+        plain.push(token)
+    assert reply.stopped and reply.stopped_by is None and not plain.stopped
+    assert reply.text == "".join(heard) == expected and reply.flush() == ""
+    assert reply.num_kept() == len(reply.token_ids)

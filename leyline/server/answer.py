@@ -237,7 +237,10 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
         messages,
         edits,
         rendering,
-        [constrained(seeded(params, index), start) for index in choices],
+        [
+            _ended(constrained(seeded(params, index), start), chosen.ending(told, tail))
+            for index in choices
+        ],
         [Reading(index, chosen.parser(told, tail)) for index in choices],
     )
 
@@ -259,6 +262,11 @@ async def _texts(
 def constrained(params: SamplingParams, start: Start | None) -> SamplingParams:
     """The parameters of one choice, which has a constraint of its own."""
     return params if start is None else replace(params, constraint=start())
+
+
+def _ended(params: SamplingParams, enough: Callable[[str], bool] | None) -> SamplingParams:
+    """The parameters of a choice that may end early; one that has a form ends with that."""
+    return params if params.constraint is not None else replace(params, enough=enough)
 
 
 def _tail(tokenizer: Tokenizer, messages: Sequence[Message], rendering: Rendering) -> str:

@@ -480,6 +480,7 @@ class FakeEngine:
             params.stop,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop,
+            enough=params.enough,
         )
         request_id = self._next_id()
         text = text[: self.max_model_len - len(ids)]

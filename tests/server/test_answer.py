@@ -106,3 +106,23 @@ async def test_a_count_is_the_prompts_length(connect: Connect) -> None:
         asked = Ask(HI, SamplingParams(), use=use)
         (reply,) = await whole(request_of(), await ask(serving, request_of(), asked))
         assert await count(serving, asked) == reply.over.completion.usage.prompt_tokens
+
+
+CALL = 'ah <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+async def test_a_reply_ends_with_the_one_call_that_is_wanted(connect: Connect) -> None:
+    for parallel, num_calls in ((False, 1), (True, 3)):
+        serving = serving_of(connect, FakeEngine(lambda _: CALL * 3))
+        asked = Ask(HI, SamplingParams(), use=ToolUse((TOOL,), parallel=parallel))
+        (reply,) = await whole(request_of(), await ask(serving, request_of(), asked))
+        assert reply.over.reason == "tool_calls" and len(reply.calls) == num_calls
+        assert reply.over.completion.text == CALL * num_calls
+
+
+async def test_markup_without_a_call_ends_nothing(connect: Connect) -> None:
+    text = "<tool_call>no call</tool_call> and on it goes"
+    serving = serving_of(connect, FakeEngine(lambda _: text))
+    asked = Ask(HI, SamplingParams(), use=ToolUse((TOOL,), parallel=False))
+    (reply,) = await whole(request_of(), await ask(serving, request_of(), asked))
+    assert reply.content == text and reply.over.reason == "stop"

@@ -6,7 +6,7 @@ reasoning, is what its model was trained to write. A flag overrides it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -113,6 +113,21 @@ class Chosen:
         """
         calls = self.tool.parser(use, new_id)
         return ReplyParser(calls, self.reasoning.parser(calls, prompt_tail))
+
+    def ending(self, use: ToolUse, prompt_tail: str) -> Callable[[str], bool] | None:
+        """What says where a reply can end before its model ends it; see `SamplingParams.enough`.
+
+        That is behind the call where one is wanted at most; None where nothing but the end will do.
+        """
+        if use.parallel or not use.tools:
+            return None
+        parser = self.parser(use, prompt_tail)
+
+        def is_enough(text: str) -> bool:
+            parser.push(text)
+            return parser.is_enough
+
+        return is_enough
 
 
 def choose(

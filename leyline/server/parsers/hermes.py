@@ -26,10 +26,9 @@ class HermesParser(CallParser):
         yield from self.source.skip_space("[")
         while True:
             yield from self._object()
-            if not self.close():
-                return
+            may_follow = self.close()
             skipped = yield from self.source.skip_space("],}")
-            if (yield from self.source.comes("{")) is None:
+            if not may_follow or (yield from self.source.comes("{")) is None:
                 break
         if (yield from self.follows("</tool_call>")) is None and self.source.num_left:
             self.source.give_back(skipped)

@@ -133,5 +133,5 @@ class Qwen3CoderParser(TaggedParser):
             yield from self.needs(">")
             yield from self.source.uses("\n")
             yield from self.argument(key)
-        if self.close():
-            yield from self.follows("</tool_call>")
+        self.close()
+        yield from self.follows("</tool_call>")
