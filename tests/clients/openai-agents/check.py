@@ -30,7 +30,9 @@ for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
         instructions="Answer briefly.",
         tools=[get_weather],
         model=kind(MODEL, client),
-        model_settings=ModelSettings(tool_choice="required", temperature=0, max_tokens=60),
+        model_settings=ModelSettings(
+            tool_choice="required", parallel_tool_calls=False, temperature=0, max_tokens=200
+        ),
     )
     before = len(asked)
     result = Runner.run_sync(agent, "What is the weather in Lima?", max_turns=4)
