@@ -65,6 +65,7 @@ class Desk(Loop):
         edit_mode: str | None = None,
         tentative: bool = False,
         rendering: Rendering = PLAIN,
+        prompt: Sequence[int] | None = None,
     ) -> int:
         """Queue the next turn of a conversation; returns the request's id.
 
@@ -75,6 +76,9 @@ class Desk(Loop):
         A session may be a guess: agents send one key with all that they ask for, the title of a
         conversation included. With `tentative`, a history that has little in common with the
         session's is answered without it, and so is a request that no session can answer.
+
+        Turning a long history into tokens takes a while. Who has done that already gives them as
+        `prompt`; a turn without a session then costs no such time.
 
         Raises:
             InvalidRequestError: If the messages do not render, or leave nothing to answer.
@@ -91,7 +95,8 @@ class Desk(Loop):
         mode = named_mode(self.config.edit_mode if edit_mode is None else edit_mode)
         self.sessions.expire(time.monotonic())
         session = self.sessions.find(session_id, root) if session_id is not None else None
-        start = partial(self._chat, messages, params, session_id, root, mode, tentative, rendering)
+        told = (messages, params, session_id, root, mode, tentative, rendering, prompt)
+        start = partial(self._chat, *told)
         if session is not None and self._fires(session):
             return self._defer(session, start)
         return start(next(self._ids))
@@ -105,17 +110,19 @@ class Desk(Loop):
         mode: Mode,
         tentative: bool,
         rendering: Rendering,
+        prompt: Sequence[int] | None,
         request_id: int,
     ) -> int:
         """Queue a turn under an id that it has already."""
         session = self._idle_session(session_id, root) if session_id is not None else None
         if session is None or not len(session.context):
-            turn = self._turns.fresh(messages, root, rendering, located=session_id is not None)
+            is_located = session_id is not None
+            turn = self._turns.fresh(messages, root, rendering, located=is_located, prompt=prompt)
         else:
             turn = self._turns.following(session, messages, mode, rendering)
             if tentative and turn.unrelated(len(session.context)):
                 session_id, session = None, None
-                turn = self._turns.fresh(messages, root, rendering, located=False)
+                turn = self._turns.fresh(messages, root, rendering, located=False, prompt=prompt)
         self._door.room(turn.after, _least(params))
         if session_id is not None and session is None:
             session = self.sessions.create(session_id, root, time.monotonic())

@@ -94,11 +94,16 @@ class Turns:
         rendering: Rendering = PLAIN,
         *,
         located: bool = True,
+        prompt: Sequence[int] | None = None,
     ) -> Turn:
         """A history that nothing is known about; the template writes its own BOS.
 
-        Its messages need not be located if no session will ask where they stand.
+        Its messages need not be located if no session will ask where they stand; then `prompt`,
+        what they are as tokens, is all that is needed, if it is known.
         """
+        if prompt is not None and not located:
+            context = Context.of(prompt, root)
+            return Turn("", context, context, [], continues=rendering.continues_reply)
         text = rendered(self.tokenizer, messages, rendering)
         context = Context.of(self.tokenizer.encode(text), root)
         spans = self._located(messages, text, context, 0, rendering) if located else []

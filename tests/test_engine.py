@@ -24,6 +24,7 @@ from leyline.errors import (
 )
 from leyline.events import Completion, Delta, EditResult, EngineEvent, Failure
 from leyline.idempotency import Answers
+from leyline.rendering import rendered
 from tests.engine_state import assert_at_rest, state_digest
 from tests.lockstep import terminals, tiny_engine
 
@@ -133,6 +134,20 @@ def test_a_reply_that_is_enough_ends_and_its_session_goes_on_from_there(engine: 
     length = len(session.tokens)
     again = session.chat("and?", LONG)
     assert again.usage.cached_tokens >= length - 1 and again.usage.first_difference is None
+
+
+def test_who_knows_a_prompts_tokens_gets_the_same_answer(engine: Engine) -> None:
+    ids = engine.tokenizer.encode(rendered(engine.tokenizer, HELLO))
+    requests = [engine.submit_chat(HELLO, LONG), engine.submit_chat(HELLO, LONG, prompt=ids)]
+    other = engine.submit_chat(HELLO, LONG, prompt=[5, 6, 7])  # the twin: it is what is read
+    named = engine.submit_chat(HELLO, LONG, prompt=[5, 6, 7], session_id="s")  # but in no session
+    events = drain(engine)
+    done = [ending(events, request) for request in (*requests, other, named)]
+    plain, known, another, in_session = [one for one in done if isinstance(one, Completion)]
+    assert plain.prompt_token_ids == known.prompt_token_ids == tuple(ids)
+    assert plain.token_ids == known.token_ids and plain.usage == known.usage
+    assert another.prompt_token_ids == (5, 6, 7)
+    assert in_session.prompt_token_ids == tuple(ids)
 
 
 def test_without_max_tokens_a_reply_goes_on_to_the_end_of_the_window(engine: Engine) -> None:

@@ -17,9 +17,9 @@ from leyline.errors import CapacityError, InvalidRequestError, QuotaError, Sessi
 from leyline.events import Completion, Delta, EngineEvent, Failure
 from leyline.rendering import Rendering, rendered
 from leyline.sampling import SamplingParams
-from leyline.server.ask import NO_TOOLS, Ask, Call, Message, Over, Reply, Said
+from leyline.server.ask import NO_SESSION, NO_TOOLS, Ask, Call, Message, Over, Reply, Said
 from leyline.server.constraints import Start
-from leyline.server.lengths import check_fits, is_long, strings_in
+from leyline.server.lengths import check_count, check_fits, strings_in
 from leyline.server.parsers.formats import ToolFormat
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning, ToolUse
 from leyline.server.reading import Reading
@@ -103,6 +103,7 @@ class _Prepared:
     messages: Sequence[Message]
     applied_edits: Sequence[Mapping[str, Any]]
     rendering: Rendering
+    prompt: Sequence[int] | None
     params: Sequence[SamplingParams]
     readings: Sequence[Reading]
 
@@ -115,10 +116,12 @@ async def ask(serving: Serving, request: Request, asked: Ask) -> Answer:
     """
     _check(asked)
     from_wire(asked.context_management)  # what is malformed is refused before anything runs
+    if asked.num_choices > 1:
+        asked = replace(asked, session=NO_SESSION)
     prepared = await while_connected(request.receive, _prepared(serving, asked))
-    session = asked.session if asked.num_choices == 1 else SessionName()
     submits = [
-        in_session(session, _submit(serving, asked, prepared, params)) for params in prepared.params
+        in_session(asked.session, _submit(serving, asked, prepared, params))
+        for params in prepared.params
     ]
     subscription = await serving.worker.submit(submits)
     return Answer(subscription, prepared.readings, prepared.applied_edits)
@@ -226,10 +229,7 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
     chosen, told = serving.chosen, _told(asked)
     rendering = _rendering(asked, chosen.tool)
     messages, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
-    await check_fits(serving, await _texts(serving, asked, messages, rendering), "messages")
-    tail = ""
-    if chosen.reasoning.begin:
-        tail = await serving.beside(_tail, serving.worker.engine.tokenizer, messages, rendering)
+    prompt, tail = await _looked_at(serving, asked, messages, rendering)
     start = await serving.constraints.of_reply(asked.form, asked.use, tail)
     params = replace(asked.params, shown=(*asked.params.shown, *chosen.markers(told)))
     choices = range(asked.num_choices)
@@ -237,6 +237,7 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
         messages,
         edits,
         rendering,
+        prompt,
         [
             _ended(constrained(seeded(params, index), start), chosen.ending(told, tail))
             for index in choices
@@ -245,18 +246,23 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
     )
 
 
-async def _texts(
+async def _looked_at(
     serving: Serving, asked: Ask, messages: Sequence[Message], rendering: Rendering
-) -> Sequence[str]:
-    """What must fit the model's window: the prompt, or in a session each text of the history.
+) -> tuple[Sequence[int] | None, str]:
+    """The prompt's tokens, if the messages alone tell them, and the end of its text.
 
-    Edits may have taken much of a session's history away, and templates leave some of it out.
+    In a session, edits may have taken much of the history away, so only each text of it must fit
+    the model's window; and the engine encodes only what is new.
     """
-    texts = list(strings_in(messages))
-    if asked.session.session_id or not is_long(serving, sum(map(len, texts))):
-        return texts
     tokenizer = serving.worker.engine.tokenizer
-    return [await serving.beside(rendered, tokenizer, messages, rendering)]
+    if asked.session.session_id is None:
+        prompt = await serving.beside(_prompt, tokenizer, messages, rendering)
+        check_count(serving, len(prompt.ids))
+        return prompt.ids, prompt.text[-TAIL_CHARS:]
+    await check_fits(serving, strings_in(messages), "messages")
+    if not serving.chosen.reasoning.begin:
+        return None, ""
+    return None, await serving.beside(_tail, tokenizer, messages, rendering)
 
 
 def constrained(params: SamplingParams, start: Start | None) -> SamplingParams:
@@ -295,6 +301,7 @@ def _submit(
             edit_mode=asked.edit_mode,
             tentative=not asked.session.required,
             rendering=prepared.rendering,
+            prompt=prepared.prompt,
         )
 
     return submit

@@ -31,13 +31,22 @@ async def check_fits(serving: Serving, texts: Iterable[str], param: str | None =
     for text in texts:
         if not is_long(serving, len(text)):
             continue
-        count = len(await serving.beside(engine.tokenizer.encode, text))
-        if count > engine.max_model_len:
-            raise ContextLengthError(
-                f"The maximum context length is {engine.max_model_len} tokens, and the request "
-                f"has a text of {count}; shorten it.",
-                param=param,
-            )
+        check_count(serving, len(await serving.beside(engine.tokenizer.encode, text)), param)
+
+
+def check_count(serving: Serving, num_tokens: int, param: str | None = None) -> None:
+    """Refuse a text of so many tokens if no context has room for it.
+
+    Raises:
+        ContextLengthError: If that is more than the window.
+    """
+    window = serving.worker.engine.max_model_len
+    if num_tokens > window:
+        raise ContextLengthError(
+            f"The maximum context length is {window} tokens, and the request has a text of "
+            f"{num_tokens}; shorten it.",
+            param=param,
+        )
 
 
 def strings_in(value: Any) -> Iterator[str]:

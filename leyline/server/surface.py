@@ -53,6 +53,7 @@ class ServedEngine(Protocol):
         edit_mode: str | None = None,
         tentative: bool = False,
         rendering: Rendering = PLAIN,
+        prompt: Sequence[int] | None = None,
     ) -> int:
         """Submit a conversation; the id of the request. Without `edit_mode`, the engine's own."""
         ...

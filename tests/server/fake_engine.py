@@ -208,13 +208,15 @@ class FakeEngine:
         edit_mode: str | None = None,
         tentative: bool = False,
         rendering: Rendering = PLAIN,
+        prompt: Sequence[int] | None = None,
     ) -> int:
         self.seen.append(("chat", list(messages), (params, salt)))
         self.turns.append((session_id, edit_mode))
         self.renderings.append(rendering)
-        prompt = rendered(self.tokenizer, messages, rendering)
-        self._begin_turn(session_id, salt, prompt)
-        return self._generate(prompt, params, session_id, salt)
+        text = rendered(self.tokenizer, messages, rendering)
+        assert prompt is None or list(prompt) == self.tokenizer.encode(text)
+        self._begin_turn(session_id, salt, text)
+        return self._generate(text, params, session_id, salt)
 
     def trim(
         self,

@@ -25,6 +25,7 @@ def said(text: str) -> dict[str, Any]:
 
 BODIES = [
     (CHAT, said(LONG)),
+    (CHAT, said(SHORTER)),
     (CHAT, said(LONG) | {"session_id": "s"}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}),
     (CHAT, {"messages": [{"role": "user", "content": "x" * WINDOW}] * (LIKELY_CHARS + 1)}),
@@ -54,7 +55,10 @@ async def test_what_fits_no_context_never_reaches_the_engine(
     assert client.engine.seen == []
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, said(SHORTER)), (COMPLETIONS, {"prompt": "x"})])
+IN_SESSION = said(SHORTER) | {"session_id": "s"}
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, IN_SESSION), (COMPLETIONS, {"prompt": "x"})])
 async def test_what_may_fit_is_left_to_the_engine(
     path: str, body: dict[str, Any], connect: Connect
 ) -> None:
