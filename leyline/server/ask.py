@@ -28,10 +28,12 @@ class OutputForm:
     Attributes:
         kind: `json_object`, `json_schema`, `regex`, `choice` or `grammar` (Lark).
         value: The schema as a mapping, the expression, the list of texts, or the grammar.
+        param: The field in which the client wrote it.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
+    param: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

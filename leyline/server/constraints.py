@@ -84,7 +84,10 @@ class Constraints:
 
     def _form(self, form: OutputForm) -> Start:
         value = without_notes(form.value) if form.kind == "json_schema" else form.value
-        return self._grammars.compile(form.kind, value).start
+        try:
+            return self._grammars.compile(form.kind, value).start
+        except InvalidRequestError as error:
+            raise InvalidRequestError(error.message, param=form.param) from error
 
     def _calls(self, use: ToolUse) -> Start:
         """One call or several, and nothing else."""

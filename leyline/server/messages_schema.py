@@ -194,8 +194,10 @@ class CountTokensRequest(WireModel):
     def form(self) -> OutputForm | None:
         """The constraint that the answer's text is under."""
         config = self.output_config
-        given = (config and config.format) or self.output_format
-        return None if given is None else OutputForm("json_schema", given.schema_)
+        if config is not None and config.format is not None:
+            return OutputForm("json_schema", config.format.schema_, "output_config.format")
+        older = self.output_format
+        return older and OutputForm("json_schema", older.schema_, "output_format")
 
     def variables(self) -> dict[str, Any]:
         """What the chat template is told besides; reasoning goes by two names in templates."""

@@ -142,7 +142,7 @@ def _sampling(body: ResponsesRequest) -> SamplingParams:
 def _form(given: TextFormat | None) -> OutputForm | None:
     if given is None or given.type == "text":
         return None
-    return OutputForm(given.type, given.schema_)
+    return OutputForm(given.type, given.schema_, "text.format")
 
 
 def _variables(body: ResponsesRequest) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -116,4 +117,4 @@ def the_only_form(given: list[tuple[str, OutputForm]]) -> OutputForm | None:
         raise InvalidRequestError(
             f"{names} exclude each other; send one of them.", param=given[1][0]
         )
-    return given[0][1] if given else None
+    return replace(given[0][1], param=given[0][0]) if given else None

@@ -292,6 +292,13 @@ async def test_a_form_beside_tools_leaves_both_open(real: Client) -> None:
         {"guided_grammar": "start: ???"},
         {"guided_json": {"type": "string", "pattern": "("}},
         {"guided_json": {"type": "object", "unheardOf": 1, "not": {}}},
+        {"structured_outputs": {"regex": "("}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"type": "string", "pattern": "("}},
+            }
+        },
     ],
 )
 async def test_row_127_a_form_that_cannot_be_enforced_is_refused(
@@ -300,7 +307,29 @@ async def test_row_127_a_form_that_cannot_be_enforced_is_refused(
     for path in ("/v1/chat/completions", "/v1/completions"):
         answer = await real.post(path, chat_body(prompt="x", max_tokens=2) | fields)
         assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
+        (name,) = fields
+        assert answer.error["param"] in (name, f"{name}.regex")
     await completed(real, "still here", max_tokens=2)
+
+
+FORM = {"type": "json_schema", "name": "f", "schema": {"type": "string", "pattern": "("}}
+
+
+@pytest.mark.parametrize(
+    "path, name, fields",
+    [
+        ("responses", "text.format", {"text": {"format": FORM}}),
+        ("messages", "output_config.format", {"output_config": {"format": FORM}}),
+        ("messages", "output_format", {"output_format": FORM}),
+    ],
+)
+async def test_a_form_is_refused_by_the_name_of_its_field(
+    real: Client, path: str, name: str, fields: dict[str, Any]
+) -> None:
+    messages = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    body = {"input": "x"} if path == "responses" else messages
+    answer = await real.post(f"/v1/{path}", body | fields)
+    assert (answer.status, answer.json["error"]["param"]) == (400, name), answer.body
 
 
 async def test_row_130_nested_alternatives_are_refused_or_served_in_time(real: Client) -> None:
