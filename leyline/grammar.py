@@ -225,7 +225,10 @@ class _Follower:
 
 
 class _After:
-    """Allows everything up to a text but to end, and what another constraint allows from there."""
+    """Allows everything up to a text but to end, and what another constraint allows from there.
+
+    A reply that ends before its form begins has no form.
+    """
 
     def __init__(
         self, text: bytes, constraint: Constraint, tokenizer: Tokenizer, num_words: int
@@ -233,7 +236,7 @@ class _After:
         self._text = text
         self._constraint = constraint
         self._tokenizer = tokenizer
-        self._before = _all_but(tokenizer.stop_ids, num_words)
+        self._before = all_but(tokenizer.stop_ids, num_words)
         self._read: list[int] = []
         self._spelled = b""
         self._begins: int | None = None
@@ -258,8 +261,8 @@ class _After:
             self._spelled = self._spelled[-len(self._text) :]
 
 
-def _all_but(ids: Iterable[int], num_words: int) -> Mask:
-    """Every id but these: a reply that ends before its form begins has no form."""
+def all_but(ids: Iterable[int], num_words: int) -> Mask:
+    """A mask of every id but these."""
     mask = np.full(num_words, -1, dtype=np.int32)
     for word, bit in (divmod(one, WORD_BITS) for one in ids):
         mask[word] &= ~np.left_shift(np.int32(1), np.int32(bit))

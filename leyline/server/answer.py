@@ -17,11 +17,11 @@ from leyline.errors import CapacityError, InvalidRequestError, QuotaError, Sessi
 from leyline.events import Completion, Delta, EngineEvent, Failure
 from leyline.rendering import Rendering, rendered
 from leyline.sampling import SamplingParams
-from leyline.server.ask import NO_SESSION, NO_TOOLS, Ask, Call, Message, Over, Reply, Said
+from leyline.server.ask import NO_SESSION, Ask, Call, Message, Over, Reply, Said
 from leyline.server.constraints import Start
 from leyline.server.lengths import check_count, check_fits, strings_in
 from leyline.server.parsers.formats import ToolFormat
-from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning, ToolUse
+from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Reasoning
 from leyline.server.reading import Reading
 from leyline.server.serving import Serving
 from leyline.server.session_names import SessionName
@@ -204,18 +204,13 @@ def _check(asked: Ask) -> None:
         )
 
 
-def _told(asked: Ask) -> ToolUse:
-    """What the model is told of the tools: nothing, if it may not call any."""
-    return asked.use if asked.use.choice != "none" else NO_TOOLS
-
-
 def _rendering(asked: Ask, tool: ToolFormat) -> Rendering:
     return Rendering(
-        tools=_told(asked).tools if tool.native else (),
+        tools=asked.use.tools if tool.native else (),
         variables=asked.variables,
         opens_reply=asked.opens_reply,
         continues_reply=asked.continues_reply,
-        told=tool.telling(_told(asked)),
+        told=tool.telling(asked.use),
     )
 
 
@@ -226,12 +221,14 @@ def _prompt(tokenizer: Tokenizer, messages: Sequence[Message], rendering: Render
 
 async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
     """Do what takes time: trim, look at the prompt's end, compile."""
-    chosen, told = serving.chosen, _told(asked)
+    chosen, use = serving.chosen, asked.use
     rendering = _rendering(asked, chosen.tool)
     messages, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
     prompt, tail = await _looked_at(serving, asked, messages, rendering)
-    start = await serving.constraints.of_reply(asked.form, asked.use, tail)
-    params = replace(asked.params, shown=(*asked.params.shown, *chosen.markers(told)))
+    start = await serving.constraints.of_reply(asked.form, use, tail)
+    if start is None and not asked.params.ignore_eos:
+        start = await serving.constraints.without_calls(use)
+    params = replace(asked.params, shown=(*asked.params.shown, *chosen.markers(use)))
     choices = range(asked.num_choices)
     return _Prepared(
         messages,
@@ -239,10 +236,10 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
         rendering,
         prompt,
         [
-            _ended(constrained(seeded(params, index), start), chosen.ending(told, tail))
+            _ended(constrained(seeded(params, index), start), chosen.ending(use, tail))
             for index in choices
         ],
-        [Reading(index, chosen.parser(told, tail)) for index in choices],
+        [Reading(index, chosen.parser(use, tail)) for index in choices],
     )
 
 

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from leyline.errors import InvalidRequestError, LeylineError
-from leyline.grammar import Grammars
+from leyline.grammar import Grammars, all_but
 from leyline.sampling import Constraint
 from leyline.server.ask import OutputForm
 from leyline.server.parsers.choosing import Chosen
@@ -71,6 +71,24 @@ class Constraints:
         if form is None and use.choice != "required":
             return None
         return await self._beside(partial(self._reply, form, use, tail))
+
+    async def without_calls(self, use: ToolUse) -> Start | None:
+        """What keeps a reply from calling tools that it knows of; None if it need not be kept.
+
+        The prompt tells of tools even where none may be called: a turn without calls is then one
+        of the same conversation, which goes on from its context and its cache.
+        """
+        if use.choice != "none" or not use.tools:
+            return None
+        return await self._beside(self._start_callless)
+
+    def _start_callless(self) -> Start:
+        callless = self._callless
+        return lambda: callless
+
+    @cached_property
+    def _callless(self) -> Constraint:
+        return Without(self._chosen.tool.openings, self._tokenizer)
 
     async def _beside(self, compiled: Callable[[], Start]) -> Start:
         running = asyncio.get_running_loop().run_in_executor(self._threads, compiled)
@@ -144,6 +162,39 @@ def _without_notes(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _either(first: Start, second: Start) -> Start:
     return lambda: Either(first(), second())
+
+
+class Without:
+    """Allows whatever does not complete one of some texts; it serves any number of replies.
+
+    Making it looks through the vocabulary once for each character of the texts.
+
+    Args:
+        texts: The texts.
+        tokenizer: Whose tokens they would be written in.
+    """
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+        ids = range(tokenizer.vocab_size)
+        self._spelled = [tokenizer.token_bytes(one, skip_special=False) for one in ids]
+        self._masks: dict[bytes, Mask] = {}  # by what of a text a reply ends with
+        for text in map(str.encode, texts):
+            for size in range(len(text)):
+                mask = self._all_but_ends(text[size:], is_begun=size > 0)
+                self._masks[text[:size]] = mask & self._masks.get(text[:size], mask)
+        self._longest = max(map(len, self._masks))
+
+    def allowed(self, generated: Sequence[int]) -> Mask:
+        """See `leyline.sampling.Constraint`."""
+        behind = b"".join(self._spelled[one] for one in generated[-self._longest :])
+        masks = [mask for begun, mask in self._masks.items() if behind.endswith(begun)]
+        return np.bitwise_and.reduce(masks)
+
+    def _all_but_ends(self, rest: bytes, *, is_begun: bool) -> Mask:
+        """All tokens but those that begin with the rest of a text, or have all of it in them."""
+        found = bytes.startswith if is_begun else bytes.__contains__
+        ends = (one for one, text in enumerate(self._spelled) if found(text, rest))
+        return all_but(ends, -(-len(self._spelled) // _WORD_BITS))
 
 
 class Either:

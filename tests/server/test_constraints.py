@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ from leyline.errors import InvalidRequestError, LeylineError
 from leyline.sampling import Constraint
 from leyline.server import constraints
 from leyline.server.ask import OutputForm
-from leyline.server.constraints import Constraints, Start
+from leyline.server.constraints import Constraints, Start, Without
 from leyline.server.parsers.choosing import choose
 from leyline.server.parsers.pieces import ToolUse
 from leyline.server.schema_check import without_notes
@@ -149,3 +150,35 @@ async def test_row_130_what_takes_too_long_is_given_up(monkeypatch: pytest.Monke
     with pytest.raises(InvalidRequestError, match="compile"):
         await ours.of_text(YES)
     release.set()
+
+
+async def test_a_reply_that_may_not_call_says_anything_but_what_calls_begin_with() -> None:
+    use = ToolUse(TOOLS, "none")
+    start = await made().without_calls(use)
+    assert start is not None and await made().without_calls(ToolUse((), "none")) is None
+    assert await made().without_calls(ToolUse(TOOLS)) is None
+    for text in ("", "a < b", "<tool_call", "<tool_<tool_", "<tool_response>", "é\n{}"):
+        assert lets(start(), text + END), text
+    for text in ("<tool_call>", "a<<tool_call>", call("f"), "<tool_<tool_call>"):
+        assert not lets(start(), text), text
+
+
+def test_tokens_that_have_a_text_in_them_or_finish_it_are_not_allowed() -> None:
+    words = [b"a", b"ab", b"b", b"bc", b"c", b"xabcx", b"cab", b"bca", b"abc"]
+
+    class Words:
+        vocab_size = len(words)
+
+        def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
+            return words[token_id]
+
+    constraint = Without(["abc", "cc"], Words())  # type: ignore[arg-type]
+    for length in range(4):
+        for ids in itertools.product(range(len(words)), repeat=length):
+            before = b"".join(words[one] for one in ids)
+            if b"abc" in before or b"cc" in before:
+                continue
+            (mask,) = constraint.allowed(ids)
+            for one, word in enumerate(words):
+                expected = b"abc" not in before + word and b"cc" not in before + word
+                assert bool(int(mask) >> one & 1) is expected, (before, word)

@@ -241,14 +241,19 @@ async def test_row_44_arguments_that_are_no_json_are_given_as_they_are(connect: 
     assert (choice["finish_reason"] == "tool_calls") is bool(message.get("tool_calls"))
 
 
-async def test_row_46_without_tools_to_call_none_are_told(connect: Connect) -> None:
+async def test_row_46_a_reply_that_may_not_call_is_kept_from_it(connect: Connect) -> None:
+    """What tells of tools stays in the prompt, whose cache and edits stay with it."""
     client = connect(says(call("f", "{}")))
-    fields = {"tools": TOOLS, "tool_choice": "none"}
-    (choice,) = (await client.chat(**fields)).json["choices"]
-    assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
-    assert client.engine.renderings[-1].tools == ()
-    await client.chat(tools=TOOLS)
-    assert len(client.engine.renderings[-1].tools) == 2
+    for choice, is_kept in (("none", True), ("auto", False)):
+        (told,) = (await client.chat(tools=TOOLS, tool_choice=choice)).json["choices"]
+        assert ("tool_calls" in told["message"]) is not is_kept
+        assert len(client.engine.renderings[-1].tools) == 2
+        constraint = client.engine.seen[-1][2][0].constraint
+        assert (constraint is not None) is is_kept
+        if is_kept:
+            assert told["finish_reason"] == "stop"
+            mask = constraint.allowed(list(map(ord, "<tool_call")))
+            assert [bool(int(mask[ord(one) // 32]) >> ord(one) % 32 & 1) for one in ">x"] == [0, 1]
 
 
 async def test_row_46_reasoning_is_counted_and_may_be_all_there_is(connect: Connect) -> None:

@@ -519,3 +519,9 @@ async def test_rows_54_55_and_86_a_loop_with_tools_goes_on_from_its_session(
     edit = {"tool_call_id": call_id, "match": "warm", "replacement": "cold"}
     edited = await real.post("/v1/directives", {"session_id": session, "directives": [edit]})
     assert edited.status == 200 and edited.json["receipts"][0]["kept"] > 0
+    said = [second["choices"][0]["message"], {"role": "user", "content": "so?"}]
+    body = {"messages": [*messages, *said], **fields, "max_tokens": 4, "tool_choice": "none"}
+    third = (await real.post("/v1/chat/completions", body)).json
+    assert "first_difference" not in third["usage"]["prompt_tokens_details"]
+    info = (await real.get(f"/v1/sessions/{session}?tokens=true")).json
+    assert "it was cold" in info["text"] and "warm" not in info["text"]

@@ -60,7 +60,7 @@ class ToolFormat:
 
     name: str
     markers: tuple[str, ...]
-    reader: Callable[[ToolUse, NewId], CallParser]
+    reader: type[CallParser]
     write: Write
     lark: Callable[[ToolUse, SpecialIds], str]
     native: bool = True
@@ -72,6 +72,11 @@ class ToolFormat:
         Where no tool may be called, everything is content.
         """
         return self.reader(use, new_id or new_call_id)
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """What calls begin with: a reply without any of these texts has none."""
+        return self.reader.openings
 
     def grammar(self, use: ToolUse, special_ids: SpecialIds = NO_IDS) -> str:
         """See `Format`; `special_ids` are those of markers that are special tokens."""

@@ -33,7 +33,7 @@ _SYSTEM_ROLES = ("system", "developer")
 def with_tools(
     messages: Sequence[Message], use: ToolUse, write: Write, *, plain_results: bool
 ) -> list[Message]:
-    """The messages with the tools told in the system message; the same if none may be called.
+    """The messages with the tools told in the system message; the same if there are none.
 
     Args:
         messages: The conversation.
@@ -41,7 +41,7 @@ def with_tools(
         write: Writes calls in the form that the model is asked for.
         plain_results: Whether results come as `with_plain_calls` tells them.
     """
-    if not use.tools or use.choice == "none":
+    if not use.tools:
         return list(messages)
     text = tools_text(use, write)
     # Without this sentence the smallest models repeat the result, tags and all.

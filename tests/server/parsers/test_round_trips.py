@@ -187,8 +187,9 @@ def test_without_a_system_message_there_is_one_and_without_tools_there_is_none()
     (system, ask) = PROMPTED.prompted([ASK], USE)
     assert system["role"] == "system" and ask == ASK
     assert "<tool_call>" in system["content"] and '"arguments"' in system["content"]
+    assert PROMPTED.prompted([ASK], ToolUse()) == [ASK]
+    assert PROMPTED.prompted([ASK], NO_CALL) == [system, ask]
     for use in (ToolUse(), NO_CALL):
-        assert PROMPTED.prompted([ASK], use) == [ASK]
         assert not any("tool_calls" in one for one in PROMPTED.prompted(HISTORY, use))
 
 
