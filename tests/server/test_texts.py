@@ -50,7 +50,7 @@ async def test_a_conversation_is_counted_as_it_would_be_answered(connect: Connec
     assert rendered["count"] == len(rendered["token_ids"]) == answered
     assert rendered["prompt"] == "tool: f\nuser: hi\n"
     without = (await client.post(RENDER, body | {"tool_choice": "none"})).json
-    assert without["prompt"] == "user: hi\n"
+    assert without["prompt"] == rendered["prompt"]  # the same conversation, without a call
 
 
 async def test_a_model_without_tools_in_its_template_is_told_of_them(connect: Connect) -> None:
