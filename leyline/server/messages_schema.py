@@ -24,7 +24,6 @@ from leyline.server.fields import (
     TokenCount,
     WireModel,
     does,
-    encodable,
     only,
     refused,
     tagged,
@@ -32,8 +31,8 @@ from leyline.server.fields import (
 )
 from leyline.server.messages_blocks import Message, TextBlocks
 from leyline.server.parsers.pieces import Choice, ToolUse
-from leyline.server.schema import MAX_TOP_K
 from leyline.server.schema_check import check_parameters, check_schema
+from leyline.server.schema_generation import ContextEdits, EditMode, Temperature, TopK, TopP
 from leyline.server.schema_messages import MAX_MESSAGES, MAX_TOOLS, ToolName
 
 IGNORED: Mapping[str, str] = {
@@ -174,10 +173,7 @@ class CountTokensRequest(WireModel):
     ] = None
     output_config: Annotated[OutputConfig | None, does("How the answer is to be.")] = None
     output_format: Annotated[OutputFormat | None, does("Older than output_config.format.")] = None
-    context_management: Annotated[
-        Annotated[Any, AfterValidator(encodable)],
-        does("Edits that the server makes of the history; see docs/directives.md."),
-    ] = None
+    context_management: ContextEdits = None
 
     mcp_servers: Annotated[Any, only([]), refused("Refused unless empty.")] = None
 
@@ -220,26 +216,14 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: Annotated[Stops, does("Texts that end the answer, and are no part of it.")] = (
         Field(default_factory=list[str])
     )
-    temperature: Annotated[
-        Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None,
-        does("0 takes the likeliest token; larger is more varied. 1 by default."),
-    ] = None
-    top_p: Annotated[
-        Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None,
-        does("Sample from the likeliest tokens whose probabilities reach this."),
-    ] = None
-    top_k: Annotated[
-        Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None,
-        does("Sample from so many of the likeliest tokens; 0 and -1 mean all."),
-    ] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
     session_id: Annotated[
         SessionId | None, does("Leyline's: the session whose context goes on.")
     ] = None
     cache_salt: Annotated[Salt | None, does("Leyline's: sets the cache apart from others'.")] = None
-    edit_mode: Annotated[
-        Literal["forget", "amortize", "heal"] | None,
-        does("Leyline's: how the client's own edits of its history are carried out in a session."),
-    ] = None
+    edit_mode: EditMode = None
 
     container: Annotated[Any, only("", {}), refused("Refused unless empty.")] = None
     thread: Annotated[Any, only(), refused("Refused; send session_id.")] = None

@@ -23,13 +23,23 @@ from leyline.server.fields import (
     TokenCount,
     WireModel,
     does,
-    encodable,
     only,
     refused,
     wrong,
 )
 from leyline.server.schema_check import check_parameters, check_schema
-from leyline.server.schema_generation import MAX_TOP_K, Fraction, Penalty, Tops, Variables
+from leyline.server.schema_generation import (
+    ContextEdits,
+    EditMode,
+    FrequencyPenalty,
+    MinP,
+    PresencePenalty,
+    Temperature,
+    TopK,
+    TopP,
+    Tops,
+    Variables,
+)
 from leyline.server.schema_messages import MAX_MESSAGES, MAX_TOOLS, ToolName
 
 MAX_ITEMS = 4 * MAX_MESSAGES
@@ -238,8 +248,6 @@ class ReasoningOptions(WireModel):
 
 Tools = Annotated[list[Tool], _only(*TOOL_TYPES), Field(max_length=MAX_TOOLS)]
 Items = Annotated[list[InputItem], BeforeValidator(_as_items), Field(max_length=MAX_ITEMS)]
-Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
-Probability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 MetadataText = Annotated[Text, Field(max_length=MAX_METADATA_CHARS)]
 Metadata = Annotated[dict[Name, MetadataText], Field(max_length=MAX_METADATA)]
 
@@ -263,25 +271,12 @@ class ResponsesRequest(WireModel):
     max_output_tokens: Annotated[
         TokenCount | None, does("Tokens to generate at most, reasoning included.")
     ] = None
-    temperature: Annotated[
-        Temperature | None, does("0 takes the most likely token; 1 by default.")
-    ] = None
-    top_p: Annotated[
-        Probability | None, does("Keeps the smallest set of likely tokens that reaches it.")
-    ] = None
-    top_k: Annotated[
-        Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None,
-        does("Keeps so many likely tokens; 0 and -1 keep all."),
-    ] = None
-    min_p: Annotated[
-        Fraction | None, does("Leaves out tokens below this part of the likeliest one's chance.")
-    ] = None
-    presence_penalty: Annotated[
-        Penalty | None, does("Taken off the logits of tokens that were generated.")
-    ] = None
-    frequency_penalty: Annotated[
-        Penalty | None, does("Taken off as often as they were generated.")
-    ] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
     seed: Annotated[Int64 | None, does("Makes sampling reproducible.")] = None
     stop: Annotated[Stops, does("Strings that end the reply and are no part of it.")] = Field(
         default_factory=list[str]
@@ -322,13 +317,8 @@ class ResponsesRequest(WireModel):
     cache_salt: Annotated[
         Salt | None, does("Keeps the request's cache and response apart from others'.")
     ] = None
-    edit_mode: Annotated[
-        Literal["forget", "amortize", "heal"] | None,
-        does("How the client's own edits of its history are carried out."),
-    ] = None
-    context_management: Annotated[
-        Any, AfterValidator(encodable), does("Edits that the server makes of the history.")
-    ] = None
+    edit_mode: EditMode = None
+    context_management: ContextEdits = None
     metadata: Annotated[Metadata | None, does("Given back with the response.")] = None
     user: Annotated[Text | None, does("Given back with the response.")] = None
 

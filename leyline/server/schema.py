@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from leyline.errors import InvalidRequestError
 from leyline.sampling import INT32_MAX
@@ -33,7 +33,9 @@ from leyline.server.parsers.pieces import ToolUse
 from leyline.server.schema_generation import (
     IGNORED,
     MAX_TOP_K,
+    ContextEdits,
     Count,
+    EditMode,
     GenerationRequest,
     StreamOptions,
     Tops,
@@ -120,14 +122,8 @@ class ChatRequest(GenerationRequest):
     prompt_cache_key: Annotated[
         Text | None, does("Names a session if one can be had; see docs/directives.md.")
     ] = None
-    edit_mode: Annotated[
-        Literal["forget", "amortize", "heal"] | None,
-        does("How the client's own edits of its history are carried out in a session."),
-    ] = None
-    context_management: Annotated[
-        Annotated[Any, AfterValidator(encodable)],
-        does("Edits that the server makes of the history; see docs/directives.md."),
-    ] = None
+    edit_mode: EditMode = None
+    context_management: ContextEdits = None
 
     functions: Annotated[Any, only([]), refused("Refused unless empty; send tools.")] = None
     function_call: Annotated[

@@ -8,7 +8,7 @@ the answer means, and are not supported: their neutral values pass, and the rest
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -122,6 +122,36 @@ Biases = Annotated[Any, AfterValidator(_biases)]
 Variables = Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES), AfterValidator(_variables)]
 
 
+# Fields that several APIs have, with what they do.
+Temperature = Annotated[
+    Annotated[Number, Field(ge=0, le=2)] | None,
+    does("0 takes the likeliest token; larger is more varied. 1 by default."),
+]
+TopP = Annotated[
+    Annotated[Number, Field(gt=0, le=1)] | None,
+    does("Sample from the likeliest tokens whose probabilities reach this."),
+]
+TopK = Annotated[
+    Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None,
+    does("Sample from so many of the likeliest tokens; 0 and -1 mean all."),
+]
+MinP = Annotated[
+    Fraction | None, does("Leave out tokens below this part of the likeliest one's chance.")
+]
+PresencePenalty = Annotated[
+    Penalty | None, does("Taken off the logits of tokens that were generated.")
+]
+FrequencyPenalty = Annotated[Penalty | None, does("Taken off as often as they were generated.")]
+EditMode = Annotated[
+    Literal["forget", "amortize", "heal"] | None,
+    does("How the client's own edits of its history are carried out in a session."),
+]
+ContextEdits = Annotated[
+    Annotated[Any, AfterValidator(encodable)],
+    does("Edits that the server makes of the history; see docs/directives.md."),
+]
+
+
 class StreamOptions(WireModel):
     """What a stream carries besides text."""
 
@@ -142,21 +172,10 @@ class GenerationRequest(WireModel):
         Count | None, does("Tokens to generate at most; more than fit the window are cut to it.")
     ] = None
     min_tokens: Annotated[Count | None, does("Tokens before which nothing ends the answer.")] = None
-    temperature: Annotated[
-        Annotated[Number, Field(ge=0, le=2)] | None,
-        does("0 takes the likeliest token; larger is more varied. 1 by default."),
-    ] = None
-    top_p: Annotated[
-        Annotated[Number, Field(gt=0, le=1)] | None,
-        does("Sample from the likeliest tokens whose probabilities reach this."),
-    ] = None
-    top_k: Annotated[
-        Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None,
-        does("Sample from so many of the likeliest tokens; 0 and -1 mean all."),
-    ] = None
-    min_p: Annotated[
-        Fraction | None, does("Leave out tokens below this part of the likeliest one's chance.")
-    ] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
     seed: Annotated[
         Int64 | None, does("Makes sampling reproducible; choice i of several has seed + i.")
     ] = None
@@ -169,12 +188,8 @@ class GenerationRequest(WireModel):
         bool | None, does("Show the stop string at the answer's end.")
     ] = None
     ignore_eos: Annotated[bool | None, does("Go on past the model's own end of turn.")] = None
-    presence_penalty: Annotated[
-        Penalty | None, does("Taken off the logits of tokens that were generated.")
-    ] = None
-    frequency_penalty: Annotated[
-        Penalty | None, does("Taken off as often as they were generated.")
-    ] = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
     repetition_penalty: Annotated[
         Annotated[Number, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None,
         does("Divides the logits of tokens of prompt and answer; 1 changes nothing."),

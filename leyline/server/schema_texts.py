@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from leyline.errors import InvalidRequestError
 from leyline.sampling import SamplingParams
 from leyline.server.ask import Ask
-from leyline.server.fields import Name, Text, TokenId, WireModel, does, encodable
-from leyline.server.schema_generation import Variables
+from leyline.server.fields import Name, Text, TokenId, WireModel, does
+from leyline.server.schema_generation import ContextEdits, Variables
 from leyline.server.schema_messages import MAX_MESSAGES, ChatMessage, Tools, tool_use
 
 
@@ -31,10 +31,7 @@ class TokenizeRequest(WireModel):
     chat_template_kwargs: Annotated[
         Variables | None, does("More variables for the chat template.")
     ] = None
-    context_management: Annotated[
-        Annotated[Any, AfterValidator(encodable)],
-        does("Edits that the server makes of the conversation."),
-    ] = None
+    context_management: ContextEdits = None
     add_generation_prompt: Annotated[
         bool | None, does("false leaves out the head of the answer.")
     ] = None
