@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from leyline.errors import InvalidRequestError
+from leyline.sampling import INT32_MAX
 from leyline.server.bodies import StrictRoute
-from leyline.server.schema import INT32_MAX
 from leyline.server.schema_edits import FindRequest
 from leyline.server.serving import Serving
 from leyline.server.sessions import QuerySalt

@@ -12,12 +12,12 @@ from leyline.server.ask import Ask, Call, Over, Reply, Said
 from leyline.server.bodies import StrictRoute
 from leyline.server.logprobs import chat_logprobs, prompt_logprobs
 from leyline.server.parsers.pieces import CallArguments, CallHead, Content, Piece, Reasoning
-from leyline.server.reply import Body, Manner, respond
+from leyline.server.reply import Manner, respond
 from leyline.server.schema import ChatRequest
 from leyline.server.serving import Serving
 from leyline.server.session_names import session_name
 from leyline.server.tenants import salt_of
-from leyline.server.usage import managed, session_of
+from leyline.server.usage import Body, managed, session_of
 from leyline.server.wire import while_connected
 from leyline.tokenizer import Tokenizer
 

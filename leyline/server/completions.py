@@ -17,10 +17,11 @@ from leyline.server.lengths import check_fits, strings_in
 from leyline.server.logprobs import LegacyLogprobs, joined, prompt_logprobs
 from leyline.server.parsers.pieces import Content
 from leyline.server.reading import plain
-from leyline.server.reply import Body, Manner, respond
+from leyline.server.reply import Manner, respond
 from leyline.server.schema import CompletionRequest
 from leyline.server.serving import Serving
 from leyline.server.tenants import salt_of
+from leyline.server.usage import Body
 from leyline.server.wire import while_connected
 from leyline.server.worker import Submit
 from leyline.tokenizer import Tokenizer

@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request, Response
 from leyline.errors import InvalidRequestError, LeylineError
 from leyline.events import EditPlan, EditResult, Failure
 from leyline.server.bodies import StrictRoute
+from leyline.server.fields import MAX_NAME_CHARS
 from leyline.server.lengths import check_fits, strings_in
 from leyline.server.pointed import changes_of
-from leyline.server.reply import Body
-from leyline.server.schema import MAX_NAME_CHARS
 from leyline.server.schema_edits import DirectivesRequest
 from leyline.server.serving import Serving
 from leyline.server.tenants import salt_of
+from leyline.server.usage import Body
 from leyline.server.wire import Json, while_connected
 from leyline.server.worker import Submit, Worker
 

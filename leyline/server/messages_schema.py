@@ -33,7 +33,7 @@ from leyline.server.messages_blocks import Message, TextBlocks
 from leyline.server.parsers.pieces import Choice, ToolUse
 from leyline.server.schema_check import check_parameters, check_schema
 from leyline.server.schema_generation import ContextEdits, EditMode, Temperature, TopK, TopP
-from leyline.server.schema_messages import MAX_MESSAGES, MAX_TOOLS, ToolName
+from leyline.server.schema_messages import MAX_MESSAGES, MAX_TOOLS, OtherTool, ToolName
 
 IGNORED: Mapping[str, str] = {
     "cache_control": "Every prompt is cached; the mark may stand on any block and tool.",
@@ -76,12 +76,6 @@ class CustomTool(WireModel):
         described = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **described, "parameters": self.input_schema}
         return {"type": "function", "function": function}
-
-
-class OtherTool(WireModel):
-    """A tool of another type; it is left out."""
-
-    type: Annotated[Text, Field(min_length=1, max_length=64)]
 
 
 Tool = Annotated[

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from leyline.server.reply import Body
 from leyline.server.serving import Serving
+from leyline.server.usage import Body
 from leyline.server.wire import Json
 
 

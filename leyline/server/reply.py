@@ -22,10 +22,8 @@ from leyline.server.answer import Answer, whole
 from leyline.server.ask import Over, Reply, Said
 from leyline.server.failures import error_body, unforeseen
 from leyline.server.serving import Serving, new_id
-from leyline.server.usage import Body, session_of, usage
+from leyline.server.usage import Body, usage
 from leyline.server.wire import DONE, EventStream, Json, event
-
-__all__ = ["Body", "Form", "Manner", "respond", "session_of", "usage"]
 
 logger = logging.getLogger(__name__)
 

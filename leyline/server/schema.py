@@ -7,37 +7,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from leyline.errors import InvalidRequestError
-from leyline.sampling import INT32_MAX
 from leyline.server.answer import MAX_CHOICES
 from leyline.server.fields import (
-    MAX_NAME_CHARS,
-    Content,
-    Int64,
-    Name,
     Prompt,
-    Salt,
     SessionId,
-    Stops,
     Text,
-    TokenCount,
-    TokenId,
-    WireModel,
-    by_kind,
     does,
-    encodable,
     only,
     refused,
     several_prompts,
 )
 from leyline.server.parsers.pieces import ToolUse
 from leyline.server.schema_generation import (
-    IGNORED,
-    MAX_TOP_K,
     ContextEdits,
     Count,
     EditMode,
     GenerationRequest,
-    StreamOptions,
     Tops,
     Variables,
     variables_of,
@@ -49,31 +34,6 @@ from leyline.server.schema_messages import (
     Tools,
     tool_use,
 )
-
-__all__ = [
-    "IGNORED",
-    "INT32_MAX",
-    "MAX_MESSAGES",
-    "MAX_NAME_CHARS",
-    "MAX_TOP_K",
-    "ChatMessage",
-    "ChatRequest",
-    "CompletionRequest",
-    "Content",
-    "Int64",
-    "Name",
-    "Salt",
-    "SessionId",
-    "Stops",
-    "StreamOptions",
-    "Text",
-    "TokenCount",
-    "TokenId",
-    "WireModel",
-    "by_kind",
-    "encodable",
-    "only",
-]
 
 MAX_PROMPTS = 32
 MAX_COMPLETIONS = 64

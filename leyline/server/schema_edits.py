@@ -13,17 +13,8 @@ from pydantic import ConfigDict, Field, Tag
 from leyline.directive import MAX_DIRECTIVES
 from leyline.marks import Of, Verb
 from leyline.pointing import MAX_TTL_S
-from leyline.server.schema import (
-    INT32_MAX,
-    Int64,
-    Name,
-    Salt,
-    SessionId,
-    Text,
-    TokenId,
-    WireModel,
-    by_kind,
-)
+from leyline.sampling import INT32_MAX
+from leyline.server.fields import Int64, Name, Salt, SessionId, Text, TokenId, WireModel, by_kind
 
 Key = Annotated[Name, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]

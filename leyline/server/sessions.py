@@ -15,13 +15,13 @@ from leyline.events import Reverted, SessionInfo
 from leyline.marks import Mark
 from leyline.server.bodies import StrictRoute
 from leyline.server.failures import refusal
+from leyline.server.fields import MAX_NAME_CHARS
 from leyline.server.lengths import check_fits, strings_in
 from leyline.server.pointed import mark_request
-from leyline.server.reply import Body
-from leyline.server.schema import MAX_NAME_CHARS
 from leyline.server.schema_edits import MarkBody, RevertRequest, SaveRequest
 from leyline.server.serving import Serving
 from leyline.server.tenants import is_shared, salt_of
+from leyline.server.usage import Body
 from leyline.server.wire import Json
 
 _SHARED = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leyline.server import ServerConfig
-from leyline.server.schema import IGNORED, ChatRequest, CompletionRequest
+from leyline.server.schema import ChatRequest, CompletionRequest
+from leyline.server.schema_generation import IGNORED
 from leyline.server.schema_texts import DetokenizeRequest, TokenizeRequest
 from leyline.server.wire import KEEP_ALIVE
 
