@@ -225,6 +225,8 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
     rendering = _rendering(asked, chosen.tool)
     messages, edits = await serving.trimmed(asked.messages, asked.context_management, rendering)
     prompt, tail = await _looked_at(serving, asked, messages, rendering)
+    if asked.continues_reply and chosen.reasoning.is_open_in(_text_of(messages[-1])):
+        tail = chosen.reasoning.begin  # however long ago that was
     start = await serving.constraints.of_reply(asked.form, use, tail)
     if start is None and not asked.params.ignore_eos:
         start = await serving.constraints.without_calls(use)
@@ -241,6 +243,10 @@ async def _prepared(serving: Serving, asked: Ask) -> _Prepared:
         ],
         [Reading(index, chosen.parser(use, tail)) for index in choices],
     )
+
+
+def _text_of(message: Message) -> str:
+    return "".join(strings_in(message.get("content")))
 
 
 async def _looked_at(

@@ -126,3 +126,19 @@ async def test_markup_without_a_call_ends_nothing(connect: Connect) -> None:
     asked = Ask(HI, SamplingParams(), use=ToolUse((TOOL,), parallel=False))
     (reply,) = await whole(request_of(), await ask(serving, request_of(), asked))
     assert reply.content == text and reply.over.reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "begun, thought", [("<think>so", "far"), ("<think>so</think>", ""), ("so", "")]
+)
+async def test_a_thought_that_was_begun_for_the_model_goes_on_as_one(
+    connect: Connect, begun: str, thought: str
+) -> None:
+    engine = FakeEngine(lambda _: "far</think>said")
+    engine.tokenizer.template.source += "<think>"
+    serving = serving_of(connect, engine)
+    messages = [*HI, {"role": "assistant", "content": begun}]
+    asked = Ask(messages, SamplingParams(), opens_reply=False, continues_reply=True)
+    (reply,) = await whole(request_of(), await ask(serving, request_of(), asked))
+    assert reply.reasoning == thought
+    assert reply.content == ("said" if thought else "far</think>said")

@@ -50,6 +50,10 @@ class ReasoningFormat:
         """Whether a reply to a prompt that ends so begins inside its reasoning."""
         return bool(self.begin) and prompt_tail.rstrip().endswith(self.begin)
 
+    def is_open_in(self, text: str) -> bool:
+        """Whether reasoning begins in a text and does not end in it."""
+        return bool(self.begin) and text.rfind(self.begin) > text.rfind(self.end)
+
     def parser(self, calls: Parser, prompt_tail: str = "") -> Thinker:
         """A fresh parser of a reply, around a fresh one of its calls.
 
