@@ -286,6 +286,8 @@ def test_serve_takes_flags_again_and_options_from_the_environment(
         ("SSL_KEYFILE", ""),
         ("SSL_CERTFILE", ""),
         ("DTYPE", "int4"),
+        ("TOOL_CALL_PARSER", "glm48"),
+        ("REASONING_PARSER", "glm48"),
     ],
 )
 def test_a_wrong_variable_ends_with_2_and_one_line_that_names_it(

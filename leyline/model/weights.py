@@ -23,7 +23,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -155,12 +154,7 @@ class Checkpoint:
             self._open = self._open.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._open.close()
         self._files = {}
         self._buffer = torch.empty(0, dtype=torch.uint8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from fastapi import Request
@@ -57,13 +56,8 @@ class Answer:
     def __enter__(self) -> Answer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._subscription.__exit__(kind, error, trace)
+    def __exit__(self, *exc_info: object) -> None:
+        self._subscription.__exit__(*exc_info)
 
     @property
     def num_choices(self) -> int:

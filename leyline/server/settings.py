@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from leyline.config import option
 from leyline.errors import ConfigError
+from leyline.server.parsers.choosing import REASONING_PARSERS, TOOL_PARSERS
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 CLOSING_FILES = ("api_key_file", "ssl_keyfile", "ssl_certfile")
@@ -89,10 +90,14 @@ class ServerConfig:
     force_usage: bool = option(False, "End every stream with its usage, asked for or not.")
 
     tool_call_parser: str = option(
-        "auto", "How the model writes tool calls; auto takes what fits the model."
+        "auto",
+        "How the model writes tool calls; auto takes what fits the model.",
+        choices=("auto", *TOOL_PARSERS),
     )
     reasoning_parser: str = option(
-        "auto", "How the model marks its reasoning; auto takes what fits the model."
+        "auto",
+        "How the model marks its reasoning; auto takes what fits the model.",
+        choices=("auto", *REASONING_PARSERS),
     )
     session_headers: bool = option(
         True, "Take the session of a request from the headers that agents send, as a guess."
@@ -115,13 +120,18 @@ class ServerConfig:
             self._seconds(name, positive=True)
         for name in ("request_timeout_s", "shutdown_timeout_s", "sse_keep_alive_interval_s"):
             self._seconds(name, positive=False)
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(
-                f"log_level is {self.log_level!r}; it must be one of {', '.join(LOG_LEVELS)}.",
-                param="log_level",
-            )
+        for entry in fields(self):
+            self._one_of(entry.name, entry.metadata["choices"])
         self._check_files()
         self._check_addresses()
+
+    def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        """Refuse a value that is not among the choices, where there are any."""
+        value = getattr(self, name)
+        if choices and value not in choices:
+            raise ConfigError(
+                f"{name} is {value!r}; it must be one of {', '.join(choices)}.", param=name
+            )
 
     @property
     def is_loopback(self) -> bool:

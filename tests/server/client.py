@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 
-from leyline.server import Worker
+from leyline import Engine
+from leyline.server import ServerConfig, Worker, create_app
 
 from .fake_engine import FakeEngine
 
@@ -162,3 +165,17 @@ class Client:
 
 def chat_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+@contextmanager
+def over_engine(
+    folder: Path, config: ServerConfig | None = None, **options: Any
+) -> Iterator[Client]:
+    """A client of a server over a real engine with a model of the tests."""
+    with Engine(model=str(folder), dtype="float32", progress=False, **options) as engine:
+        worker = Worker(engine)
+        worker.start()
+        try:
+            yield Client(create_app(worker, config or ServerConfig()), worker, engine)  # type: ignore[arg-type]
+        finally:
+            worker.stop()

@@ -15,11 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leyline import Engine
-from leyline.server import Worker, create_app
 from leyline.server.schema import ChatRequest, CompletionRequest
 
-from .client import Answer, Client
+from .client import Answer, Client, over_engine
 from .test_fuzz import json_values
 
 EDGES = [-(2**63) - 1, -(2**63), -(2**31), -1, 0, 1, 2, 20, 21, 310, 311, 2**31 - 1, 2**31,
@@ -88,14 +86,8 @@ some = settings(
 
 @pytest.fixture(scope="module")
 def real(tiny_folder: Callable[[str], Path]) -> Iterator[Client]:
-    folder = str(tiny_folder("v3"))
-    with Engine(model=folder, dtype="float32", kv_cache_tokens=4000, progress=False) as engine:
-        worker = Worker(engine)
-        worker.start()
-        try:
-            yield Client(create_app(worker), worker, engine)  # type: ignore[arg-type]
-        finally:
-            worker.stop()
+    with over_engine(tiny_folder("v3"), kv_cache_tokens=4000) as client:
+        yield client
 
 
 def send(real: Client, path: str, *sent: dict[str, Any]) -> list[int]:

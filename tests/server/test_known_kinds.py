@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from leyline import Engine, EngineConfig
+from leyline import EngineConfig
 from leyline.rendering import Rendering
 from leyline.sampling import SamplingParams
-from leyline.server import ServerConfig, Worker, create_app
+from leyline.server import ServerConfig
 from leyline.server.bodies import MAX_CONTAINERS
 from leyline.server.schema import ChatRequest
 from leyline.stats import EngineStats, stats_of
 from tests.server.parsers.corpus import kimi, kimi_section
 
-from .client import Answer, Client, chat_body
+from .client import Answer, Client, chat_body, over_engine
 from .conftest import Connect
 from .fake_engine import FakeEngine, FakeTemplate, FakeTokenizer
 from .test_known_bugs import THINKS, TOOLS, call, says
@@ -236,16 +236,8 @@ async def test_row_132_brackets_in_texts_are_text(connect: Connect) -> None:
 @pytest.fixture(scope="module")
 def real(tiny_folder: Callable[[str], Path]) -> Iterator[Client]:
     """A real engine whose window is small."""
-    folder = str(tiny_folder("v3"))
-    with Engine(
-        model=folder, dtype="float32", kv_cache_tokens=400, max_model_len=300, progress=False
-    ) as engine:
-        worker = Worker(engine)
-        worker.start()
-        try:
-            yield Client(create_app(worker, ServerConfig()), worker, engine)  # type: ignore[arg-type]
-        finally:
-            worker.stop()
+    with over_engine(tiny_folder("v3"), kv_cache_tokens=400, max_model_len=300) as client:
+        yield client
 
 
 FORMS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [

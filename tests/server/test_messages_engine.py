@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
-
-from leyline import Engine
-from leyline.server import Worker, create_app
-from tests.lockstep import tiny_engine
 
 from .messages_scripts import PATH
 
-Folder = Callable[[str], Path]
 WEATHER = "the weather in the land is 17 and rainy, the wind is north, and all is well in there"
 NONE_KEPT = {
     "type": "clear_tool_uses_20250919",
     "trigger": {"type": "tool_uses", "value": 0},
     "keep": {"type": "tool_uses", "value": 0},
 }
-
-
-@pytest.fixture
-def engine(tiny_folder: Folder) -> Iterator[Engine]:
-    with tiny_engine(tiny_folder("v2_yarn"), keep_versions=0) as engine:
-        yield engine
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[TestClient]:
-    worker = Worker(engine)
-    worker.start()
-    with TestClient(create_app(worker), base_url="http://127.0.0.1:8000") as client:
-        yield client
-    worker.stop()
 
 
 def turn(client: TestClient, messages: list[Any], **fields: Any) -> dict[str, Any]:

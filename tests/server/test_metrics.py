@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from leyline.engine import Engine
-from leyline.server import ServerConfig, Worker, create_app
+from leyline.server import ServerConfig
 
-from .client import Client, chat_body
+from .client import Client, chat_body, over_engine
 from .conftest import Connect
 from .fake_engine import FakeEngine
 
@@ -86,14 +85,8 @@ def total(values: Values, name: str) -> float:
 @pytest.fixture
 def real(tiny_folder: Callable[[str], Path]) -> Iterator[Client]:
     """A client of a server over a small model."""
-    folder = str(tiny_folder("v3"))
-    with Engine(model=folder, dtype="float32", kv_cache_tokens=400, progress=False) as engine:
-        worker = Worker(engine)
-        worker.start()
-        try:
-            yield Client(create_app(worker, ServerConfig()), worker, engine)  # type: ignore[arg-type]
-        finally:
-            worker.stop()
+    with over_engine(tiny_folder("v3"), kv_cache_tokens=400) as client:
+        yield client
 
 
 async def lived(client: Client) -> None:

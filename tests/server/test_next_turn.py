@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
 from leyline import Engine
-from leyline.server import Worker, create_app
 from tests.hand_cache import HandCache
-from tests.lockstep import TOLERANCE, record, relative_error, tiny_engine
+from tests.lockstep import TOLERANCE, record, relative_error
 from tests.tiny_models import load_oracle
 
 Folder = Callable[[str], Path]
@@ -20,21 +18,6 @@ TOOL = "the weather in the land is 17 and rainy, the wind is north, and all is w
 STUB = "[evicted]"
 ASK = {"role": "user", "content": f"look: ({TOOL}) what now?"}
 NEXT = {"role": "user", "content": "and then?"}
-
-
-@pytest.fixture
-def engine(tiny_folder: Folder) -> Iterator[Engine]:
-    with tiny_engine(tiny_folder("v2_yarn"), keep_versions=0) as engine:
-        yield engine
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[TestClient]:
-    worker = Worker(engine)
-    worker.start()
-    with TestClient(create_app(worker), base_url="http://127.0.0.1:8000") as client:
-        yield client
-    worker.stop()
 
 
 def chat(client: TestClient, messages: list[dict[str, str]]) -> dict[str, Any]:

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from leyline import Engine
-from leyline.server import ServerConfig, Worker, create_app
 from tests.tiny_models import load_oracle
 
-from .client import Client, chat_body
+from .client import Client, chat_body, over_engine
 from .test_stream_equals_whole import (
     chat_choice,
     choices_of,
@@ -40,13 +38,8 @@ def folder(tiny_folder: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def real(folder: Path) -> Iterator[Client]:
-    with Engine(model=str(folder), dtype="float32", kv_cache_tokens=8000, progress=False) as engine:
-        worker = Worker(engine)
-        worker.start()
-        try:
-            yield Client(create_app(worker, ServerConfig()), worker, engine)  # type: ignore[arg-type]
-        finally:
-            worker.stop()
+    with over_engine(folder, kv_cache_tokens=8000) as client:
+        yield client
 
 
 async def completed(real: Client, prompt: Any, **fields: Any) -> dict[str, Any]:

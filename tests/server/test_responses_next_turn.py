@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
-from leyline.server import Worker, create_app
-from tests.lockstep import tiny_engine
-
-Folder = Callable[[str], Path]
 SECRET = "the weather in the land is 17 and rainy, the wind is north, and all is well in there"
-
-
-@pytest.fixture
-def client(tiny_folder: Folder) -> Iterator[TestClient]:
-    with tiny_engine(tiny_folder("v2_yarn"), keep_versions=0) as engine:
-        worker = Worker(engine)
-        worker.start()
-        with TestClient(create_app(worker), base_url="http://127.0.0.1:8000") as client:
-            yield client
-        worker.stop()
 
 
 def respond(client: TestClient, text: str, previous: Any = None, **fields: Any) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from leyline import Engine
-from leyline.server import ServerConfig, Worker, create_app
 from leyline.server.parsers.choosing import choose
 from leyline.template import INVALID, ChatTemplate
 from tests.server.parsers.corpus import CASES, CUT, TOOLS, USE, Case
@@ -22,7 +20,7 @@ from tests.server.parsers.readings import read
 from tests.test_real_templates import ASK, PUBLISHED, TOKENS
 from tests.tiny_models import TEMPLATE
 
-from .client import Answer, Client
+from .client import Answer, Client, over_engine
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 GLM = "glm-4.7-flash"
@@ -102,15 +100,8 @@ def test_row_44_a_broken_call_is_told_as_what_it_is() -> None:
 
 
 def served(folder: Path, **options: Any) -> Iterator[Client]:
-    with Engine(
-        model=str(folder), dtype="float32", kv_cache_tokens=8000, progress=False, **options
-    ) as engine:
-        worker = Worker(engine)
-        worker.start()
-        try:
-            yield Client(create_app(worker, ServerConfig()), worker, engine)  # type: ignore[arg-type]
-        finally:
-            worker.stop()
+    with over_engine(folder, kv_cache_tokens=8000, **options) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

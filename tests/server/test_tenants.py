@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from leyline.engine import Engine
-from leyline.server import ServerConfig, Worker, create_app
+from leyline.server import ServerConfig
 
-from .client import Client, chat_body
+from .client import Client, chat_body, over_engine
 
 pytestmark = pytest.mark.anyio
 
@@ -21,16 +20,10 @@ WORDS = "in the land of the rain and the wind in the land"
 
 
 @pytest.fixture
-def client(tiny_folder: Callable[[str], Path], tmp_path: Path) -> Iterator[Client]:
-    folder = str(tiny_folder("v3"))
-    with Engine(model=folder, dtype="float32", kv_cache_tokens=2000, progress=False) as engine:
-        worker = Worker(engine)
-        worker.start()
-        try:
-            app = create_app(worker, ServerConfig(api_key=KEYS))
-            yield Client(app, worker, engine)  # type: ignore[arg-type]
-        finally:
-            worker.stop()
+def client(tiny_folder: Callable[[str], Path]) -> Iterator[Client]:
+    keyed = ServerConfig(api_key=KEYS)
+    with over_engine(tiny_folder("v3"), keyed, kv_cache_tokens=2000) as client:
+        yield client
 
 
 async def cached(client: Client, key: dict[str, str], path: str, **fields: Any) -> int:

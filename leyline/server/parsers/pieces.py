@@ -7,7 +7,7 @@ back, and nothing is serialised anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -87,48 +87,3 @@ class ToolUse:
     def names(self) -> frozenset[str]:
         """The names of the tools."""
         return frozenset(tool["function"]["name"] for tool in self.tools)
-
-
-class Format(Protocol):
-    """How a family of models writes what is no plain content.
-
-    Attributes:
-        name: What `--tool-call-parser` calls it.
-        markers: Texts of special tokens that the parser must see; see `SamplingParams.shown`.
-        native: Whether the model's chat template knows tools; else `prompted` tells of them.
-    """
-
-    @property
-    def name(self) -> str:
-        """See above."""
-        ...
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """See above."""
-        ...
-
-    @property
-    def native(self) -> bool:
-        """See above."""
-        ...
-
-    def parser(self, use: ToolUse) -> Parser:
-        """A fresh parser of tool calls; what is none is content, character by character."""
-        ...
-
-    def grammar(self, use: ToolUse) -> str:
-        """A Lark grammar (llguidance's dialect) of a reply that calls as `use` demands.
-
-        Needed where `use.choice` is `required`. Reasoning in front of the call is no part of it.
-        """
-        ...
-
-    def prompted(
-        self, messages: Sequence[Mapping[str, Any]], use: ToolUse
-    ) -> list[Mapping[str, Any]]:
-        """The messages with the tools told in them; calls and results as plain text.
-
-        A native format gives the messages back as they are.
-        """
-        ...

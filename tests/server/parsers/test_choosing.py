@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 
@@ -15,7 +14,7 @@ from leyline.server.parsers.choosing import (
     choose,
 )
 from leyline.server.parsers.formats import GLM47, TOOL_FORMATS, new_call_id
-from leyline.server.parsers.pieces import CallHead, Format, ToolUse
+from leyline.server.parsers.pieces import CallHead, ToolUse
 from leyline.server.parsers.sections import KIMI_CALL
 from leyline.server.parsers.thinking import GLM45
 from tests.real_tokenizers import MOONLIGHT_TEMPLATE
@@ -89,7 +88,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(flag: str):
 
 
 def test_every_format_is_a_format():
-    forms: Sequence[Format] = list(TOOL_FORMATS.values())
+    forms = list(TOOL_FORMATS.values())
     assert [form.name for form in forms] == list(TOOL_PARSERS)
     assert all(form.markers for form in forms)
 
